@@ -1,0 +1,233 @@
+//! Configuration: typed TOML, one source of defaults, `--set section.key=value` on top.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::decode::Sampling;
+use crate::session::ReplayMode;
+
+/// The whole configuration. Every key has a default; an unknown key is an error.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Which model, on which device.
+    pub model: ModelConfig,
+    /// The prefix cache.
+    pub cache: CacheConfig,
+    /// The scheduler.
+    pub scheduler: SchedulerConfig,
+    /// How a session is replayed.
+    pub replay: ReplayConfig,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// The cost model of the `sim` device.
+    pub sim: SimConfig,
+    /// The interface.
+    pub ui: UiConfig,
+}
+
+/// `[model]`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelConfig {
+    /// A GGUF file, or a folder with `config.json` and `model.safetensors`. Empty on `sim`.
+    pub path: Option<PathBuf>,
+    /// Precision of the linear layers.
+    pub precision: Precision,
+    /// Where it runs.
+    pub device: DeviceKind,
+    /// Threads; 0 means one a core.
+    pub threads: usize,
+}
+
+impl Default for ModelConfig {
+    fn default() -> ModelConfig {
+        ModelConfig { path: None, precision: Precision::Int8, device: DeviceKind::Cpu, threads: 0 }
+    }
+}
+
+/// Precision of linear layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Weights as the file quantises them, activations in i8.
+    Int8,
+    /// Everything in f32, for parity with reference implementations.
+    F32,
+}
+
+/// A device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// Own kernels.
+    Cpu,
+    /// No arithmetic: a pseudo-model and a cost model.
+    Sim,
+}
+
+/// `[cache]`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CacheConfig {
+    /// Whether the prefix cache is used.
+    pub enabled: bool,
+    /// Tokens a block holds; a multiple of 64.
+    pub block_tokens: usize,
+    /// Upper bound of state in RAM, running requests included, bytes.
+    pub ram_bytes: u64,
+}
+
+impl Default for CacheConfig {
+    fn default() -> CacheConfig {
+        CacheConfig { enabled: true, block_tokens: 256, ram_bytes: 4 << 30 }
+    }
+}
+
+/// `[scheduler]`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SchedulerConfig {
+    /// Sequences that run at once.
+    pub max_sequences: usize,
+    /// Tokens of a prefill chunk.
+    pub chunk_tokens: usize,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> SchedulerConfig {
+        SchedulerConfig { max_sequences: 4, chunk_tokens: 256 }
+    }
+}
+
+/// The clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ClockKind {
+    /// Time passes by itself.
+    Wall,
+    /// Compute takes as long as it was measured (or, on `sim`, modelled); idle gaps pass at once.
+    Virtual,
+}
+
+/// Which idle gap precedes a request.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum IdleConfig {
+    /// The same for every request, seconds.
+    Seconds(f64),
+    /// `recorded` or `zero`.
+    Word(IdleWord),
+}
+
+/// See [`IdleConfig::Word`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IdleWord {
+    /// As the session says.
+    Recorded,
+    /// None.
+    Zero,
+}
+
+/// `[replay]`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ReplayConfig {
+    /// Which replies become history.
+    pub mode: ReplayMode,
+    /// Which idle gaps are kept.
+    pub idle: IdleConfig,
+    /// Factor on the gaps.
+    pub idle_scale: f64,
+    /// Reply tokens where the request does not say.
+    pub max_output_tokens: u64,
+    /// The clock.
+    pub clock: ClockKind,
+}
+
+impl Default for ReplayConfig {
+    fn default() -> ReplayConfig {
+        ReplayConfig {
+            mode: ReplayMode::Recorded,
+            idle: IdleConfig::Word(IdleWord::Recorded),
+            idle_scale: 1.0,
+            max_output_tokens: 64,
+            clock: ClockKind::Virtual,
+        }
+    }
+}
+
+/// `[sim]`: a linear cost model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SimConfig {
+    /// Tokens the context holds.
+    pub context_tokens: usize,
+    /// Prefill time of one token at depth 0, microseconds.
+    pub prefill_us_per_token: f64,
+    /// What each thousand tokens of depth adds to that, microseconds.
+    pub prefill_us_per_token_per_kilotoken: f64,
+    /// Decode time of one token at depth 0, microseconds.
+    pub decode_us_per_token: f64,
+    /// Fixed time of one forward, microseconds.
+    pub forward_us: f64,
+    /// Time to restore a thousand tokens, microseconds.
+    pub restore_us_per_kilotoken: f64,
+    /// Bytes of state a token has.
+    pub state_bytes_per_token: usize,
+    /// Changes the pseudo-model's replies.
+    pub seed: u64,
+}
+
+impl Default for SimConfig {
+    // Dense prefill of the study's 27B hybrid: 3.83 ms a token at depth 0, +0.033 ms for each thousand tokens of depth; 27.7 ms
+    // to restore 12,288 tokens; 64 KiB of key/value state a token (Oliver Yu, EXP-003, CC BY 4.0; derived).
+    fn default() -> SimConfig {
+        SimConfig {
+            context_tokens: 131_072,
+            prefill_us_per_token: 3_830.0,
+            prefill_us_per_token_per_kilotoken: 33.0,
+            decode_us_per_token: 40_000.0,
+            forward_us: 500.0,
+            restore_us_per_kilotoken: 2_254.0,
+            state_bytes_per_token: 64 << 10,
+            seed: 0,
+        }
+    }
+}
+
+/// Colours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ThemeName {
+    /// The terminal's own sixteen colours.
+    Ansi,
+    /// For dark backgrounds.
+    Dark,
+    /// For light backgrounds.
+    Light,
+    /// No colour.
+    Mono,
+}
+
+/// `[ui]`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct UiConfig {
+    /// Colours; `NO_COLOR` wins over it.
+    pub theme: ThemeName,
+    /// Draw with ASCII only.
+    pub ascii: bool,
+    /// Frames a second at most.
+    pub max_fps: u32,
+    /// Capture the mouse.
+    pub mouse: bool,
+}
+
+impl Default for UiConfig {
+    fn default() -> UiConfig {
+        UiConfig { theme: ThemeName::Ansi, ascii: false, max_fps: 60, mouse: false }
+    }
+}

@@ -1,0 +1,1 @@
+//! The `cpu` device: own kernels, chosen at run time, the same bits by every route.

@@ -1,0 +1,125 @@
+//! The seam between models and arithmetic.
+//!
+//! Two traits. [`Executor`] is a model resident on a device, as the engine sees it: pages of state and one
+//! `forward` over a batch of spans. [`ops::Device`] is what an architecture is written against: a dozen coarse
+//! operations that a device may fuse as it likes. `cpu` and `mlx` implement [`ops::Device`] and get their executor from
+//! [`crate::model`]; `sim` does no arithmetic and implements [`Executor`] directly.
+
+pub mod cpu;
+pub mod ops;
+pub mod sim;
+pub mod weights;
+
+use crate::event::{Identity, Nanos};
+
+/// Index of a page: the state of one block of tokens in every layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageId(pub u32);
+
+/// Why a device could not do something.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// A weight has a shape or encoding the device cannot take.
+    #[error("weight `{name}`: {problem}")]
+    Weight {
+        /// The tensor's name.
+        name: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Memory ran out.
+    #[error(
+        "the device cannot hold {bytes} more bytes: {problem}; lower `cache.ram_bytes` or use a smaller model"
+    )]
+    OutOfMemory {
+        /// Bytes asked for.
+        bytes: u64,
+        /// What was being allocated.
+        problem: String,
+    },
+    /// A call broke the interface's contract.
+    #[error("device contract broken: {0}")]
+    Contract(String),
+}
+
+/// What an executor is, for the engine and for the cache's identity.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ExecutorFacts {
+    /// Display name of the model.
+    pub model: String,
+    /// Digest of weights and configuration; part of the cache identity.
+    pub digest: [u8; 32],
+    /// `cpu`, `mlx`, `sim`.
+    pub device: &'static str,
+    /// Instruction set or backend chosen at run time.
+    pub kernel: String,
+    /// The kernel family: executors of one family produce the same state, so they may share cached state.
+    pub family: &'static str,
+    /// `int8`, `f32`, `none`.
+    pub precision: &'static str,
+    /// What the device promises about routes.
+    pub identity: Identity,
+    /// Vocabulary size: length of a row of logits.
+    pub vocab: usize,
+    /// Tokens the context holds.
+    pub context_tokens: usize,
+    /// Tokens a page holds.
+    pub page_tokens: usize,
+    /// Bytes a page holds, all layers.
+    pub page_bytes: usize,
+}
+
+/// Which rows of logits a span wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogitRows {
+    /// None.
+    None,
+    /// The last token's.
+    Last,
+    /// Every token's.
+    All,
+}
+
+/// Consecutive tokens of one sequence, to be computed in one forward.
+#[derive(Debug, Clone, Copy)]
+pub struct Span<'a> {
+    /// The sequence's pages from position 0, covering at least `start + tokens.len()` positions. Pages before
+    /// `start` hold computed state; those from `start` on are written and belong to this sequence alone.
+    pub pages: &'a [PageId],
+    /// Position of the first token.
+    pub start: usize,
+    /// The tokens.
+    pub tokens: &'a [u32],
+    /// Which logits are wanted.
+    pub logits: LogitRows,
+}
+
+/// What a forward produced.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Forward {
+    /// The logits asked for, row after row in span order, each `vocab` long.
+    pub logits: Vec<f32>,
+    /// Compute time: measured, or what the cost model says.
+    pub compute: Nanos,
+}
+
+/// A model resident on a device.
+pub trait Executor: Send {
+    /// What it is.
+    fn facts(&self) -> &ExecutorFacts;
+
+    /// Makes pages `0..pages` usable. Never shrinks. Contents of a page are undefined until written.
+    fn reserve(&mut self, pages: usize) -> Result<(), DeviceError>;
+
+    /// Computes the spans, each of another sequence, in one batch.
+    fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError>;
+
+    /// Time it takes to attach `tokens` restored tokens, beyond what the engine itself measures. Zero except on `sim`.
+    fn restore_cost(&self, tokens: usize) -> Nanos {
+        let _ = tokens;
+        Nanos(0)
+    }
+
+    /// Digest of the first `tokens` positions of a page's state, all layers: equal state, equal digest.
+    fn page_digest(&self, page: PageId, tokens: usize) -> [u8; 32];
+}

@@ -1,0 +1,1 @@
+//! The `sim` device: no arithmetic, a pseudo-model and a cost model.

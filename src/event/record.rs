@@ -1,0 +1,1 @@
+//! Recordings: an event stream as versioned JSON lines.
