@@ -1,11 +1,14 @@
 //! Configuration: typed TOML, one source of defaults, `--set section.key=value` on top.
 
+mod load;
+
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 use crate::decode::Sampling;
 use crate::session::ReplayMode;
+pub use load::{ConfigError, Override, load};
 
 /// The whole configuration. Every key has a default; an unknown key is an error.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -113,7 +116,7 @@ pub enum ClockKind {
 
 /// Which idle gap precedes a request.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected `recorded`, `zero`, or seconds")]
 pub enum IdleConfig {
     /// The same for every request, seconds.
     Seconds(f64),

@@ -1,0 +1,61 @@
+//! Why a command did not do its work, and the exit code that says so.
+
+use std::process::ExitCode;
+
+use crate::config::ConfigError;
+use crate::model::ModelError;
+use crate::report::printable;
+use crate::session::file::SessionError;
+
+/// Why a command ended early.
+#[derive(Debug)]
+pub enum Failure {
+    /// Something that came from outside is wrong: an option, a configuration, a model, a session. Exit code 2.
+    Input(anyhow::Error),
+    /// The input was fine and the run failed all the same. Exit code 1.
+    Run(anyhow::Error),
+    /// Whoever read standard output has gone, for example `head`. Not an error; exit code 0.
+    OutputClosed,
+}
+
+impl Failure {
+    /// Bad input, in one sentence that names what is wrong and what to do.
+    pub(super) fn input(message: impl std::fmt::Display) -> Failure {
+        Failure::Input(anyhow::anyhow!("{message}"))
+    }
+
+    /// A failed run, in one sentence.
+    pub(super) fn run(message: impl std::fmt::Display) -> Failure {
+        Failure::Run(anyhow::anyhow!("{message}"))
+    }
+
+    /// Prints the failure to standard error and gives the process's exit code.
+    pub fn report(self) -> ExitCode {
+        let (error, code) = match self {
+            Failure::OutputClosed => return ExitCode::SUCCESS,
+            Failure::Input(error) => (error, 2),
+            Failure::Run(error) => (error, 1),
+        };
+        // The message may quote a hostile file; the terminal must not act on it.
+        eprintln!("escarp: {}", printable(&format!("{error:#}")));
+        ExitCode::from(code)
+    }
+}
+
+impl From<SessionError> for Failure {
+    fn from(error: SessionError) -> Failure {
+        Failure::Input(error.into())
+    }
+}
+
+impl From<ModelError> for Failure {
+    fn from(error: ModelError) -> Failure {
+        Failure::Input(error.into())
+    }
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Failure {
+        Failure::Input(error.into())
+    }
+}

@@ -1,0 +1,120 @@
+//! Options that several commands share. Each is sugar for a configuration key.
+
+use std::path::PathBuf;
+
+use clap::ValueHint;
+
+use super::{Failure, logging};
+use crate::config::{self, Config, ConfigError, DeviceKind, Override};
+
+/// Options of every command that loads a model.
+#[derive(Debug, Default, clap::Args)]
+pub(super) struct ModelOptions {
+    /// A GGUF file, or a folder with config.json and model.safetensors [env: ESCARP_MODEL]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    model: Option<PathBuf>,
+    /// Where the model runs; `sim` needs no model [default: cpu]
+    #[arg(long, value_parser = ["cpu", "sim"], value_name = "DEVICE")]
+    device: Option<String>,
+    /// A configuration file (TOML)
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    config: Option<PathBuf>,
+    /// Set one configuration key, for example `cache.block_tokens=128`; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Write a log to FILE (filter: RUST_LOG)
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(super) log: Option<PathBuf>,
+}
+
+impl ModelOptions {
+    /// The configuration these options and `sugar`, which wins, add up to. The model is sure to be named where the
+    /// device needs one.
+    pub(super) fn config(&self, sugar: impl IntoIterator<Item = Override>) -> Result<Config, Failure> {
+        let mut overrides = self.set.iter().map(|s| Override::parse(s)).collect::<Result<Vec<_>, _>>()?;
+        if let Some(path) = &self.model {
+            overrides.push(Override::new("--model", "model.path", path_text("--model", path)?));
+        }
+        if let Some(device) = &self.device {
+            overrides.push(Override::new("--device", "model.device", device.as_str()));
+        }
+        overrides.extend(sugar);
+        let mut config = config::load(self.config.as_deref(), &overrides)?;
+        if config.model.device != DeviceKind::Sim && config.model.path.is_none() {
+            config.model.path = Some(model_from_environment()?);
+        }
+        Ok(config)
+    }
+
+    /// Starts the log of a command without a terminal interface.
+    pub(super) fn start_log(&self) -> Result<(), Failure> {
+        logging::start(self.log.as_deref(), None)
+    }
+}
+
+fn model_from_environment() -> Result<PathBuf, Failure> {
+    std::env::var_os("ESCARP_MODEL").filter(|v| !v.is_empty()).map(PathBuf::from).ok_or_else(|| {
+        Failure::input(
+            "no model given; name one with `--model PATH` or the environment variable ESCARP_MODEL \
+             (`sh .ci/fetch-model.sh models` gets SmolLM2-135M-Instruct, 94 MiB, Apache-2.0), \
+             or use `--device sim`, which needs none",
+        )
+    })
+}
+
+/// A configuration is text, so a path in it must be too.
+fn path_text(option: &str, path: &std::path::Path) -> Result<String, ConfigError> {
+    path.to_str().map(str::to_owned).ok_or_else(|| ConfigError {
+        origin: option.to_owned(),
+        problem: format!("`{}` is not UTF-8", path.display()),
+        remedy: "rename the file".to_owned(),
+    })
+}
+
+/// Options of every command that replays a session.
+#[derive(Debug, Default, clap::Args)]
+pub(super) struct ReplayOptions {
+    /// A bundled session's name, or a session file
+    #[arg(long, value_name = "NAME|FILE", default_value = "steady", value_hint = ValueHint::FilePath)]
+    pub(super) session: PathBuf,
+    /// Which clock the engine keeps: real time, or compute time with idle gaps passing at once [default: virtual]
+    #[arg(long, value_parser = ["wall", "virtual"], value_name = "CLOCK")]
+    clock: Option<String>,
+    /// Which replies become history: the session's or the model's [default: recorded]
+    #[arg(long, value_parser = ["recorded", "live"], value_name = "MODE")]
+    mode: Option<String>,
+    /// Idle gap before each request: `recorded`, `zero`, or seconds [default: recorded]
+    #[arg(long, value_name = "GAP")]
+    idle: Option<String>,
+    /// Reply tokens where a request does not say [default: 64]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_output_tokens: Option<u32>,
+    /// Write the run's events to FILE, which `inspect` and `tui --recording` read
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(super) record: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) model: ModelOptions,
+}
+
+impl ReplayOptions {
+    /// The configuration these options and `model`'s add up to.
+    pub(super) fn config(&self) -> Result<Config, Failure> {
+        let word = |option: &str, key: &str, value: &Option<String>| {
+            value.as_deref().map(|word| Override::new(option, key, word))
+        };
+        let idle = self.idle.as_deref().map(|gap| match gap.parse::<f64>() {
+            Ok(seconds) => Override::new("--idle", "replay.idle", seconds),
+            Err(_) => Override::new("--idle", "replay.idle", gap),
+        });
+        let budget = self
+            .max_output_tokens
+            .map(|n| Override::new("--max-output-tokens", "replay.max_output_tokens", i64::from(n)));
+        let sugar = [
+            word("--clock", "replay.clock", &self.clock),
+            word("--mode", "replay.mode", &self.mode),
+            idle,
+            budget,
+        ];
+        self.model.config(sugar.into_iter().flatten())
+    }
+}

@@ -1,0 +1,3 @@
+//! Integration tests, one binary: each area has a module.
+
+mod cli;
