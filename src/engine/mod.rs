@@ -2,8 +2,28 @@
 //!
 //! It knows nothing of terminals, command lines or async runtimes, and never waits for a consumer.
 
-use crate::event::{LaneId, RequestId};
-use crate::session::Message;
+mod clock;
+mod emitter;
+mod host;
+mod lane;
+mod scheduler;
+mod sequence;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+
+use crate::cache::{Cache, chain};
+use crate::config::{ClockKind, Config};
+use crate::device::ExecutorFacts;
+use crate::event::{Body, Identity, LaneId, RequestId, RunFacts, Sink, Stamp};
+use crate::model::text::TextCodec;
+use crate::model::{Loaded, ModelError};
+use crate::session::{Message, Player, ReplayMode, Session};
+use clock::Clock;
+use emitter::Emitter;
+use host::Host;
+use scheduler::Scheduler;
 
 /// What the outside can ask for. Answers are events.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,27 +79,29 @@ pub enum Command {
 /// What an engine runs on.
 pub struct Setup {
     /// The configuration.
-    pub config: crate::config::Config,
+    pub config: Config,
     /// The session to replay.
-    pub session: std::sync::Arc<crate::session::Session>,
+    pub session: Arc<Session>,
     /// Loads the model; called on the engine thread, which owns every device object.
-    pub load: Box<dyn FnOnce() -> Result<crate::model::Loaded, crate::model::ModelError> + Send>,
+    pub load: Box<dyn FnOnce() -> Result<Loaded, ModelError> + Send>,
     /// Where events go. Called on the engine thread; must not block.
-    pub sink: Box<dyn crate::event::Sink>,
+    pub sink: Box<dyn Sink>,
 }
 
 /// The engine's outside: commands in. Events come through [`Setup::sink`].
 pub struct Engine {
-    commands: std::sync::mpsc::Sender<Command>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    commands: mpsc::Sender<Command>,
+    thread: JoinHandle<()>,
 }
 
 impl Engine {
-    /// Starts the engine thread, standing before the first turn of lane 0. A load failure arrives as
-    /// [`crate::event::Body::EngineFailed`].
+    /// Starts the engine thread, standing before the first turn of lane 0. A load failure and a panic arrive as
+    /// [`Body::EngineFailed`].
     pub fn start(setup: Setup) -> std::io::Result<Engine> {
-        let _ = setup;
-        unimplemented!()
+        let (commands, receiver) = mpsc::channel();
+        let thread =
+            std::thread::Builder::new().name("engine".to_owned()).spawn(move || run(setup, &receiver))?;
+        Ok(Engine { commands, thread })
     }
 
     /// Sends a command; `false` when the engine has ended.
@@ -87,11 +109,100 @@ impl Engine {
         self.commands.send(command).is_ok()
     }
 
-    /// Waits for the engine thread to end. Send [`Command::Shutdown`] first, or `Run` in headless use (the engine
-    /// does not end by itself).
-    pub fn join(mut self) {
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+    /// A handle that only sends, for a second owner of the conversation with the engine.
+    pub fn sender(&self) -> mpsc::Sender<Command> {
+        self.commands.clone()
+    }
+
+    /// Waits for the engine thread to end. It ends on [`Command::Shutdown`], or when no sender is left.
+    pub fn join(self) {
+        drop(self.commands);
+        // A panic on the thread has been reported as an event already.
+        let _ = self.thread.join();
     }
 }
+
+fn run(setup: Setup, commands: &mpsc::Receiver<Command>) {
+    let Setup { config, session, load, sink } = setup;
+    let mut out = Emitter::new(sink);
+    let outcome = catch_unwind(AssertUnwindSafe(|| serve(&config, session, load, &mut out, commands)));
+    let failure = match outcome {
+        Ok(Ok(())) => return,
+        Ok(Err(error)) => error.to_string(),
+        Err(panic) => {
+            format!("the engine thread panicked: {}; this is a bug, please report it", panic_text(&*panic))
+        }
+    };
+    tracing::error!(%failure, "engine failed");
+    out.emit(Stamp::default(), None, None, Body::EngineFailed { message: failure });
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
+}
+
+fn serve(
+    config: &Config,
+    session: Arc<Session>,
+    load: impl FnOnce() -> Result<Loaded, ModelError>,
+    out: &mut Emitter,
+    commands: &mpsc::Receiver<Command>,
+) -> Result<(), ModelError> {
+    let Loaded { executor, text } = load()?;
+    let facts = executor.facts().clone();
+    let clock = Clock::start(config.replay.clock, facts.identity == Identity::Simulated);
+    let pages = usize::try_from(config.cache.ram_bytes).unwrap_or(usize::MAX) / facts.page_bytes.max(1);
+    let cache = Cache::new(&cache_identity(&facts, &text), facts.page_tokens, pages);
+    let run = run_facts(config, &session, &facts);
+    out.emit(clock.now(), None, None, Body::RunStarted(Box::new(run)));
+    let scheduler = Scheduler::new(executor, &text, cache, config.scheduler.clone());
+    let player = Player::new(session, config.replay.mode);
+    Host::new(config, &text, scheduler, clock, out, player).run(commands);
+    Ok(())
+}
+
+fn cache_identity(facts: &ExecutorFacts, text: &TextCodec) -> chain::Identity {
+    chain::Identity {
+        model: facts.digest,
+        text: text.digest(),
+        precision: facts.precision,
+        family: facts.family,
+        block_tokens: facts.page_tokens,
+    }
+}
+
+fn run_facts(config: &Config, session: &Session, facts: &ExecutorFacts) -> RunFacts {
+    let digest = facts.digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let clock = match config.replay.clock {
+        ClockKind::Wall => "wall",
+        ClockKind::Virtual => "virtual",
+    };
+    let mode = match config.replay.mode {
+        ReplayMode::Recorded => "recorded",
+        ReplayMode::Live => "live",
+    };
+    RunFacts {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        model: facts.model.clone(),
+        model_digest: digest,
+        device: facts.device.to_owned(),
+        kernel: facts.kernel.clone(),
+        precision: facts.precision.to_owned(),
+        identity: facts.identity,
+        block_tokens: facts.page_tokens as u64,
+        context_tokens: facts.context_tokens as u64,
+        state_bytes_per_token: (facts.page_bytes / facts.page_tokens.max(1)) as u64,
+        ram_bytes: config.cache.ram_bytes,
+        clock: clock.to_owned(),
+        session: session.title.clone(),
+        session_requests: session.requests.len() as u64,
+        replay_mode: mode.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

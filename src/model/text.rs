@@ -94,7 +94,7 @@ impl TextStream<'_> {
     }
 
     /// What is left at the end.
-    pub fn finish(self) -> String {
+    pub fn finish(&mut self) -> String {
         unimplemented!()
     }
 }

@@ -1,1 +1,187 @@
 //! The `sim` device: no arithmetic, a pseudo-model and a cost model.
+//!
+//! State is a digest: position *i* of a page holds a hash over the tokens up to *i*, so restored state can be told from
+//! recomputed state as surely as on a device that computes. Logits are drawn from that hash, so a reply depends on
+//! the whole context and on nothing else. A forward takes as long as a linear cost model says; it is the engine's clock
+//! that lets that time pass. So the scheduler, the cache and the interface run without weights, and repeat exactly.
+
+use crate::config::SimConfig;
+use crate::device::{DeviceError, Executor, ExecutorFacts, Forward, LogitRows, PageId, Span};
+use crate::event::{Identity, Nanos};
+
+/// Digest of a context: the state of its last position.
+type Digest = [u8; 32];
+
+/// The pseudo-model.
+#[derive(Debug)]
+pub struct Sim {
+    config: SimConfig,
+    facts: ExecutorFacts,
+    pages: Vec<Box<[Digest]>>,
+}
+
+impl Sim {
+    /// Size of the pseudo-model's vocabulary: the ids its replies are drawn from. Prompts may hold larger ids.
+    pub const VOCAB: usize = 512;
+
+    /// A pseudo-model whose pages hold `page_tokens` tokens.
+    pub fn new(config: &SimConfig, page_tokens: usize) -> Sim {
+        let mut hasher = blake3::Hasher::new_derive_key("escarp pseudo-model 1");
+        hasher.update(&config.seed.to_le_bytes());
+        let facts = ExecutorFacts {
+            model: "pseudo-model".to_owned(),
+            digest: *hasher.finalize().as_bytes(),
+            device: "sim",
+            kernel: "cost model".to_owned(),
+            family: "sim",
+            precision: "none",
+            identity: Identity::Simulated,
+            vocab: Sim::VOCAB,
+            context_tokens: config.context_tokens,
+            page_tokens,
+            page_bytes: page_tokens * config.state_bytes_per_token,
+        };
+        Sim { config: config.clone(), facts, pages: Vec::new() }
+    }
+
+    fn state_before(&self, span: &Span<'_>) -> Digest {
+        let Some(last) = span.start.checked_sub(1) else { return self.facts.digest };
+        self.pages[span.pages[last / self.facts.page_tokens].0 as usize][last % self.facts.page_tokens]
+    }
+
+    fn check(&self, span: &Span<'_>) -> Result<(), DeviceError> {
+        let end = span.start + span.tokens.len();
+        let covered = span.pages.len() * self.facts.page_tokens;
+        if end > covered {
+            return Err(DeviceError::Contract(format!("{end} positions in pages for {covered}")));
+        }
+        match span.pages.iter().find(|page| page.0 as usize >= self.pages.len()) {
+            Some(page) => Err(DeviceError::Contract(format!("page {} is not reserved", page.0))),
+            None => Ok(()),
+        }
+    }
+
+    /// Microseconds of one span: every token costs its share, more the deeper it stands.
+    fn span_us(&self, span: &Span<'_>) -> f64 {
+        let tokens = span.tokens.len() as f64;
+        if span.tokens.len() == 1 && span.start > 0 {
+            return self.config.decode_us_per_token;
+        }
+        let middle = span.start as f64 + tokens / 2.0;
+        let depth = self.config.prefill_us_per_token_per_kilotoken * middle / 1000.0;
+        tokens * (self.config.prefill_us_per_token + depth)
+    }
+}
+
+fn advance(state: Digest, token: u32) -> Digest {
+    let mut hasher = blake3::Hasher::new_keyed(&state);
+    hasher.update(&token.to_le_bytes());
+    *hasher.finalize().as_bytes()
+}
+
+/// Logits in [0, 8), drawn from the state.
+fn pseudo_logits(state: Digest, out: &mut Vec<f32>) {
+    let mut bytes = [0; Sim::VOCAB * 2];
+    blake3::Hasher::new_keyed(&state).update(b"logits").finalize_xof().fill(&mut bytes);
+    out.extend(bytes.chunks_exact(2).map(|b| f32::from(u16::from_le_bytes([b[0], b[1]])) / 8192.0));
+}
+
+impl Executor for Sim {
+    fn facts(&self) -> &ExecutorFacts {
+        &self.facts
+    }
+
+    fn reserve(&mut self, pages: usize) -> Result<(), DeviceError> {
+        let page_tokens = self.facts.page_tokens;
+        if self.pages.len() < pages {
+            self.pages.resize_with(pages, || vec![[0; 32]; page_tokens].into_boxed_slice());
+        }
+        Ok(())
+    }
+
+    fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError> {
+        let mut logits = Vec::new();
+        let mut us = self.config.forward_us;
+        for span in spans {
+            self.check(span)?;
+            let mut state = self.state_before(span);
+            for (offset, token) in span.tokens.iter().enumerate() {
+                state = advance(state, *token);
+                let position = span.start + offset;
+                let page = span.pages[position / self.facts.page_tokens];
+                self.pages[page.0 as usize][position % self.facts.page_tokens] = state;
+                let last = offset + 1 == span.tokens.len();
+                if span.logits == LogitRows::All || (span.logits == LogitRows::Last && last) {
+                    pseudo_logits(state, &mut logits);
+                }
+            }
+            us += self.span_us(span);
+        }
+        Ok(Forward { logits, compute: Nanos::from_seconds(us / 1e6) })
+    }
+
+    fn restore_cost(&self, tokens: usize) -> Nanos {
+        Nanos::from_seconds(tokens as f64 / 1000.0 * self.config.restore_us_per_kilotoken / 1e6)
+    }
+
+    fn page_digest(&self, page: PageId, tokens: usize) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new();
+        let state = self.pages.get(page.0 as usize).map(|page| &page[..]).unwrap_or_default();
+        for digest in state.iter().take(tokens) {
+            hasher.update(digest);
+        }
+        *hasher.finalize().as_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(sim: &mut Sim, chunks: &[&[u32]]) -> Vec<f32> {
+        let pages: Vec<PageId> = (0..4).map(PageId).collect();
+        sim.reserve(4).unwrap();
+        let mut start = 0;
+        let mut logits = Vec::new();
+        for tokens in chunks {
+            let span = Span { pages: &pages, start, tokens, logits: LogitRows::Last };
+            logits = sim.forward(&[span]).unwrap().logits;
+            start += tokens.len();
+        }
+        logits
+    }
+
+    #[test]
+    fn logits_depend_on_the_context_and_not_on_how_it_was_cut() {
+        let tokens: Vec<u32> = (0..40).collect();
+        let mut sim = Sim::new(&SimConfig::default(), 16);
+        let whole = run(&mut sim, &[&tokens]);
+        let digest = sim.page_digest(PageId(2), 8);
+        let mut other = Sim::new(&SimConfig::default(), 16);
+        assert_eq!(whole, run(&mut other, &[&tokens[..7], &tokens[7..8], &tokens[8..]]));
+        assert_eq!(digest, other.page_digest(PageId(2), 8));
+        assert_ne!(whole, run(&mut other, &[&tokens[1..]]));
+    }
+
+    #[test]
+    fn a_deeper_token_costs_more() {
+        let mut sim = Sim::new(&SimConfig::default(), 64);
+        sim.reserve(64).unwrap();
+        let pages: Vec<PageId> = (0..64).map(PageId).collect();
+        let tokens = [7; 64];
+        let mut cost = |start| {
+            let span = Span { pages: &pages, start, tokens: &tokens, logits: LogitRows::None };
+            sim.forward(&[span]).unwrap().compute
+        };
+        assert!(cost(2048) > cost(0));
+    }
+
+    #[test]
+    fn a_span_outside_its_pages_is_refused() {
+        let mut sim = Sim::new(&SimConfig::default(), 4);
+        sim.reserve(1).unwrap();
+        let span = |pages| Span { pages, start: 0, tokens: &[1, 2, 3, 4, 5], logits: LogitRows::None };
+        assert!(sim.forward(&[span(&[PageId(0)])]).is_err());
+        assert!(sim.forward(&[span(&[PageId(0), PageId(1)])]).is_err());
+    }
+}

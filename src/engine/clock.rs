@@ -1,0 +1,108 @@
+//! The engine's clock.
+//!
+//! Under the *wall* clock time passes by itself. Under the *virtual* clock it passes only by what is spent on it: compute
+//! takes as long as it was measured (on `sim`, as long as the cost model says) and idle gaps pass at once, though
+//! every timer sees them in full.
+
+use std::time::{Duration, Instant};
+
+use crate::config::ClockKind;
+use crate::event::{Nanos, Stamp};
+
+/// Engine time.
+#[derive(Debug, Clone)]
+pub enum Clock {
+    /// Real time since the start.
+    Wall {
+        /// The start.
+        start: Instant,
+        /// Whether compute is only modelled, and must therefore be waited for.
+        simulated: bool,
+    },
+    /// Accounted time since the start.
+    Virtual {
+        /// Now.
+        now: Stamp,
+        /// Whether compute is only modelled: the host's own time then counts as zero, so that runs repeat exactly.
+        simulated: bool,
+    },
+}
+
+impl Clock {
+    /// A clock at zero.
+    pub fn start(kind: ClockKind, simulated: bool) -> Clock {
+        match kind {
+            ClockKind::Wall => Clock::Wall { start: Instant::now(), simulated },
+            ClockKind::Virtual => Clock::Virtual { now: Stamp(0), simulated },
+        }
+    }
+
+    /// Now.
+    pub fn now(&self) -> Stamp {
+        match self {
+            Clock::Wall { start, .. } => Stamp(Nanos::from(start.elapsed()).0),
+            Clock::Virtual { now, .. } => *now,
+        }
+    }
+
+    /// Accounts for compute that a device reports.
+    pub fn spend(&mut self, compute: Nanos) {
+        match self {
+            Clock::Wall { simulated: true, .. } => std::thread::sleep(Duration::from_nanos(compute.0)),
+            Clock::Wall { simulated: false, .. } => {}
+            Clock::Virtual { now, .. } => now.0 = now.0.saturating_add(compute.0),
+        }
+    }
+
+    /// Runs the engine's own work and gives the time it took, accounted for.
+    pub fn measure<T>(&mut self, work: impl FnOnce() -> T) -> (T, Nanos) {
+        let began = Instant::now();
+        let result = work();
+        let took = Nanos::from(began.elapsed());
+        match self {
+            Clock::Wall { .. } => (result, took),
+            Clock::Virtual { simulated: true, .. } => (result, Nanos(0)),
+            Clock::Virtual { now, simulated: false } => {
+                now.0 = now.0.saturating_add(took.0);
+                (result, took)
+            }
+        }
+    }
+
+    /// Lets an idle gap pass at once, where this clock can; otherwise gives how long to wait.
+    pub fn skip(&mut self, idle: Nanos) -> Option<Duration> {
+        match self {
+            Clock::Wall { .. } if idle.0 > 0 => Some(Duration::from_nanos(idle.0)),
+            Clock::Wall { .. } => None,
+            Clock::Virtual { now, .. } => {
+                now.0 = now.0.saturating_add(idle.0);
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_virtual_gap_passes_at_once_and_in_full() {
+        let mut clock = Clock::start(ClockKind::Virtual, true);
+        let began = Instant::now();
+        assert_eq!(clock.skip(Nanos::from_seconds(3600.0)), None);
+        clock.spend(Nanos::from_seconds(1.5));
+        assert_eq!(clock.now(), Stamp(3_601_500_000_000));
+        assert!(began.elapsed() < Duration::from_secs(60));
+    }
+
+    #[test]
+    fn host_time_does_not_leak_into_a_simulated_run() {
+        let mut clock = Clock::start(ClockKind::Virtual, true);
+        let ((), took) = clock.measure(|| std::thread::sleep(Duration::from_millis(2)));
+        assert_eq!((took, clock.now()), (Nanos(0), Stamp(0)));
+        let mut measured = Clock::start(ClockKind::Virtual, false);
+        let ((), took) = measured.measure(|| std::thread::sleep(Duration::from_millis(2)));
+        assert!(took.0 >= 2_000_000 && measured.now().0 == took.0);
+    }
+}

@@ -1,0 +1,392 @@
+//! The engine thread's loop: commands in, turns to the scheduler, replies back to the session.
+//!
+//! It decides *whether* to go on (the gate) and *what* comes next (the lanes); the scheduler decides how.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use super::Command;
+use super::clock::Clock;
+use super::emitter::Emitter;
+use super::lane::{Injection, Lane};
+use super::scheduler::{Scheduler, StepOutcome};
+use super::sequence::{Ended, Submission};
+use crate::config::{Config, IdleConfig, IdleWord};
+use crate::event::{Body, Gate, LaneId, Nanos, Segment, TranscriptItem};
+use crate::model::text::{Rendered, TextCodec};
+use crate::session::{Message, Player, Role, Turn};
+
+/// How far the engine may go by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Drive {
+    /// Not at all.
+    Held,
+    /// To the end of the next phase.
+    Phase,
+    /// To the end of the request under way, or of the next turn.
+    Turn,
+    /// To the end of the lane.
+    Run,
+}
+
+/// A turn whose idle gap has not passed yet.
+struct Waiting {
+    turn: Turn,
+    max_output_tokens: Option<u64>,
+    until: Option<Instant>,
+}
+
+/// The loop's state.
+pub(super) struct Host<'a> {
+    config: &'a Config,
+    text: &'a TextCodec,
+    scheduler: Scheduler<'a>,
+    clock: Clock,
+    out: &'a mut Emitter,
+    lanes: Vec<Lane>,
+    /// The lane that commands drive.
+    active: LaneId,
+    waiting: Option<Waiting>,
+    drive: Drive,
+    /// Whether it was a [`Command::Pause`] that held it.
+    paused: bool,
+    gate: Option<(Gate, LaneId, Option<u32>, u32)>,
+}
+
+impl<'a> Host<'a> {
+    pub(super) fn new(
+        config: &'a Config,
+        text: &'a TextCodec,
+        scheduler: Scheduler<'a>,
+        clock: Clock,
+        out: &'a mut Emitter,
+        player: Player,
+    ) -> Host<'a> {
+        Host {
+            config,
+            text,
+            scheduler,
+            clock,
+            out,
+            lanes: vec![Lane::new(player)],
+            active: LaneId(0),
+            waiting: None,
+            drive: Drive::Held,
+            paused: false,
+            gate: None,
+        }
+    }
+
+    /// Runs until [`Command::Shutdown`] or until nobody can send commands any more.
+    pub(super) fn run(mut self, commands: &Receiver<Command>) {
+        let title = self.lanes[0].player.session().title.clone();
+        self.emit(LaneId(0), Body::LaneOpened { parent: None, at_turn: None, title });
+        self.cut_session();
+        self.show_gate();
+        while self.take_commands(commands) {
+            self.advance();
+            self.show_gate();
+        }
+        for ended in self.scheduler.cancel_all(&mut self.clock, self.out) {
+            self.note_end(ended);
+        }
+        let now = self.clock.now();
+        self.out.emit(now, None, None, Body::RunEnded);
+    }
+
+    fn emit(&mut self, lane: LaneId, body: Body) {
+        self.out.emit(self.clock.now(), Some(lane), None, body);
+    }
+
+    fn lane(&mut self, id: LaneId) -> Option<&mut Lane> {
+        self.lanes.get_mut(id.0 as usize)
+    }
+
+    /// Takes what has been asked for; waits for it when there is nothing else to do. `false` ends the loop.
+    fn take_commands(&mut self, commands: &Receiver<Command>) -> bool {
+        loop {
+            let command = match self.patience() {
+                Some(Duration::ZERO) => match commands.try_recv() {
+                    Ok(command) => command,
+                    Err(std::sync::mpsc::TryRecvError::Empty) => return true,
+                    Err(std::sync::mpsc::TryRecvError::Disconnected) => return false,
+                },
+                Some(wait) => match commands.recv_timeout(wait) {
+                    Ok(command) => command,
+                    Err(RecvTimeoutError::Timeout) => return true,
+                    Err(RecvTimeoutError::Disconnected) => return false,
+                },
+                None => match commands.recv() {
+                    Ok(command) => command,
+                    Err(_) => return false,
+                },
+            };
+            if command == Command::Shutdown {
+                return false;
+            }
+            self.obey(command);
+            self.show_gate();
+        }
+    }
+
+    /// How long the loop may wait for a command: not at all while there is work, until the idle gap is over, or for ever.
+    fn patience(&self) -> Option<Duration> {
+        if self.drive == Drive::Held {
+            return None;
+        }
+        match &self.waiting {
+            Some(Waiting { until: Some(until), .. }) if self.scheduler.is_idle() => {
+                Some(until.saturating_duration_since(Instant::now()))
+            }
+            _ => Some(Duration::ZERO),
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::StepTurn { lane } => self.go(lane, Drive::Turn),
+            Command::StepPhase { lane } => self.go(lane, Drive::Phase),
+            Command::Run { lane } => self.go(lane, Drive::Run),
+            Command::Pause => {
+                self.paused = self.drive != Drive::Held || self.paused;
+                self.drive = Drive::Held;
+            }
+            Command::Cancel { request } => {
+                if let Some(ended) = self.scheduler.cancel(request, &mut self.clock, self.out) {
+                    self.note_end(ended);
+                    self.drive = Drive::Held;
+                }
+            }
+            Command::Inject { lane, messages, max_output_tokens } => {
+                if messages.is_empty() {
+                    return;
+                }
+                let Some(target) = self.lane(lane) else { return };
+                target.injections.push(Injection { messages, max_output_tokens });
+                let drive = if self.drive == Drive::Run { Drive::Run } else { Drive::Turn };
+                self.go(lane, drive);
+            }
+            Command::Fork { lane, turn, messages } => self.fork(lane, turn, messages),
+            Command::EvictAll => {
+                self.scheduler.evict_all(&self.clock);
+            }
+            Command::Panic => panic!("asked to, to show that the engine thread is supervised"),
+            Command::Shutdown => {}
+        }
+    }
+
+    fn go(&mut self, lane: LaneId, drive: Drive) {
+        // A request under way is finished first, whichever lane it is in; the lane asked for comes after it.
+        if self.lane(lane).is_some() {
+            self.active = lane;
+            self.drive = drive;
+            self.paused = false;
+        }
+    }
+
+    fn fork(&mut self, lane: LaneId, turn: u32, messages: Vec<Message>) {
+        let id = LaneId(self.lanes.len() as u32);
+        let Some(parent) = self.lane(lane) else { return };
+        let Some(fork) = parent.fork(turn, messages) else { return };
+        let title = format!("{} edited at turn {turn}", lane.label());
+        self.lanes.push(fork);
+        self.emit(id, Body::LaneOpened { parent: Some(lane), at_turn: Some(turn), title });
+        if self.drive == Drive::Held {
+            self.active = id;
+        }
+    }
+
+    /// Does one unit of work, as far as the drive allows.
+    fn advance(&mut self) {
+        if self.drive == Drive::Held {
+            return;
+        }
+        if self.scheduler.is_idle() && !self.start_turn() {
+            return;
+        }
+        let StepOutcome { phases, ended } = self.scheduler.step(&mut self.clock, self.out);
+        let turn_over = !ended.is_empty();
+        for ended in ended {
+            self.note_end(ended);
+        }
+        match self.drive {
+            Drive::Phase if turn_over || !phases.is_empty() => self.drive = Drive::Held,
+            Drive::Turn if turn_over => self.finish_turn(),
+            _ => {}
+        }
+    }
+
+    /// A turn that was injected while another ran is run too before the engine stops.
+    fn finish_turn(&mut self) {
+        let active = self.active;
+        let more = self.lane(active).is_some_and(|lane| !lane.injections.is_empty());
+        if !more {
+            self.drive = Drive::Held;
+        }
+    }
+
+    /// Brings the active lane's next turn to the scheduler. `false` while its idle gap lasts, or when there is none.
+    fn start_turn(&mut self) -> bool {
+        if self.waiting.is_none() && !self.await_next() {
+            return false;
+        }
+        let over = |until: Option<Instant>| until.is_none_or(|until| until <= Instant::now());
+        match self.waiting.take() {
+            Some(waiting) if over(waiting.until) => self.submit(waiting),
+            waiting => {
+                self.waiting = waiting;
+                false
+            }
+        }
+    }
+
+    fn await_next(&mut self) -> bool {
+        let active = self.active;
+        let Some((mut turn, max_output_tokens)) = self.lane(active).and_then(Lane::take) else {
+            self.drive = Drive::Held;
+            return false;
+        };
+        turn.idle = self.idle_before(&turn);
+        let until = self.clock.skip(turn.idle).map(|wait| Instant::now() + wait);
+        self.waiting = Some(Waiting { turn, max_output_tokens, until });
+        true
+    }
+
+    fn idle_before(&self, turn: &Turn) -> Nanos {
+        let seconds = match self.config.replay.idle {
+            IdleConfig::Word(IdleWord::Recorded) => turn.idle.seconds(),
+            IdleConfig::Word(IdleWord::Zero) => 0.0,
+            IdleConfig::Seconds(seconds) => seconds,
+        };
+        Nanos::from_seconds(seconds * self.config.replay.idle_scale)
+    }
+
+    /// Renders a turn and submits it. `false` when it cannot run.
+    fn submit(&mut self, waiting: Waiting) -> bool {
+        let Waiting { turn, max_output_tokens, .. } = waiting;
+        let (rendered, problem) = match self.text.render(&turn.conversation) {
+            Ok(rendered) => (rendered, None),
+            Err(error) => (Rendered { tokens: Vec::new(), segments: Vec::new() }, Some(error.to_string())),
+        };
+        let problem = problem.or_else(|| self.does_not_fit(rendered.tokens.len()));
+        let submission = self.submission(turn, rendered, max_output_tokens);
+        match problem {
+            None => {
+                self.scheduler.submit(submission, &self.clock, self.out);
+                true
+            }
+            Some(problem) => {
+                let ended = self.scheduler.reject(submission, problem, &self.clock, self.out);
+                self.note_end(ended);
+                self.drive = Drive::Held;
+                false
+            }
+        }
+    }
+
+    fn does_not_fit(&self, prompt_tokens: usize) -> Option<String> {
+        let context = self.scheduler.context_tokens();
+        if prompt_tokens == 0 {
+            return Some("the prompt is empty: give the turn a message".to_owned());
+        }
+        (prompt_tokens >= context).then(|| {
+            format!(
+                "the prompt has {prompt_tokens} tokens and the context holds {context}, one of them for the reply; \
+                 shorten the history or use a model with a longer context"
+            )
+        })
+    }
+
+    fn submission(&mut self, turn: Turn, rendered: Rendered, max_output_tokens: Option<u64>) -> Submission {
+        let lane = &self.lanes[self.active.0 as usize];
+        let mut items = Vec::new();
+        items.extend(lane.recorded_reply(&turn).into_iter().flat_map(transcript_items));
+        items.extend(turn.appended.iter().flat_map(transcript_items));
+        let room = self.scheduler.context_tokens().saturating_sub(rendered.tokens.len()) as u64;
+        let budget = max_output_tokens
+            .or(turn.overrides.max_output_tokens)
+            .unwrap_or(self.config.replay.max_output_tokens);
+        Submission {
+            lane: self.active,
+            turn: turn.number,
+            name: turn.name,
+            source: turn.source,
+            change: turn.change,
+            idle: turn.idle,
+            prompt: rendered.tokens,
+            segments: rendered.segments,
+            items,
+            max_output_tokens: budget.clamp(1, room.max(1)),
+            sampling: turn.overrides.sampling.over(self.config.sampling),
+            use_cache: turn.overrides.cache.unwrap_or(self.config.cache.enabled),
+            predecessor: lane.predecessor(turn.number),
+        }
+    }
+
+    fn note_end(&mut self, ended: Ended) {
+        if let Some(lane) = self.lane(ended.lane) {
+            lane.ended(&ended.text, ended.served);
+        }
+    }
+
+    /// Finds the first request that will not fit the context, assuming recorded replies, and says so at once.
+    fn cut_session(&mut self) {
+        let context = self.scheduler.context_tokens();
+        let mut player = self.lanes[0].player.clone();
+        let of_requests = u64::from(player.turns_known());
+        while let Some(turn) = player.take() {
+            // A template error is reported by the request that meets it.
+            let Ok(rendered) = self.text.render(&turn.conversation) else { return };
+            if rendered.tokens.len() >= context {
+                let kept = turn.number - 1;
+                self.lanes[0].cut_at = Some(kept);
+                let body = Body::SessionCut {
+                    kept_requests: u64::from(kept),
+                    of_requests,
+                    prompt_tokens: rendered.tokens.len() as u64,
+                    context_tokens: context as u64,
+                };
+                self.emit(LaneId(0), body);
+                return;
+            }
+            player.reply("");
+        }
+    }
+
+    fn show_gate(&mut self) {
+        let active = self.active;
+        let idle = self.scheduler.is_idle() && self.waiting.is_none();
+        let held = self.drive == Drive::Held;
+        let Some(lane) = self.lane(active) else { return };
+        let (next_turn, turns) = (lane.next_turn(), lane.turns_known());
+        let gate = match (held, idle) {
+            (false, _) => Gate::Running,
+            (true, true) if next_turn.is_none() => Gate::Ended,
+            (true, true) => Gate::BeforeTurn,
+            (true, false) if self.paused => Gate::Paused,
+            (true, false) => Gate::AfterPhase,
+        };
+        if self.gate == Some((gate, active, next_turn, turns)) {
+            return;
+        }
+        self.gate = Some((gate, active, next_turn, turns));
+        self.emit(active, Body::GateChanged { gate, next_turn, turns });
+    }
+}
+
+/// How a message shows in the transcript: its text, then its tool calls.
+fn transcript_items(message: &Message) -> Vec<TranscriptItem> {
+    let segment = match (message.injected, message.role) {
+        (true, _) => Segment::Injected,
+        (_, Role::User) => Segment::User,
+        (_, Role::Assistant) => Segment::Assistant,
+        (_, Role::Tool) => Segment::ToolResult,
+    };
+    let text =
+        (!message.content.is_empty()).then(|| TranscriptItem { segment, text: message.content.clone() });
+    let calls = message.tool_calls.iter().map(|call| TranscriptItem {
+        segment: Segment::ToolCall,
+        text: format!("{}({})", call.name, serde_json::Value::Object(call.arguments.clone())),
+    });
+    text.into_iter().chain(calls).collect()
+}

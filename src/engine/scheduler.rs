@@ -1,0 +1,487 @@
+//! The scheduler: one loop of steps over many sequences.
+//!
+//! A step admits what has arrived, then runs one forward: a chunk of the oldest unfinished prefill together with one
+//! token of every sequence that is decoding (continuous batching). A sequence whose reply is complete is stored by the
+//! step after. So a caller that steps can stop between any two phases of a request.
+
+use std::collections::VecDeque;
+
+use sha2::{Digest, Sha256};
+
+use super::clock::Clock;
+use super::emitter::Emitter;
+use super::sequence::{Ended, Sequence, Stage, Submission};
+use crate::cache::restore::{self, Decode, Prompt};
+use crate::cache::{Cache, StalePage};
+use crate::config::SchedulerConfig;
+use crate::decode::Sampler;
+use crate::device::{Executor, Forward, LogitRows, PageId, Span};
+use crate::event::{Arrival, Body, FinishReason, LaneId, Phase, RequestId, Route};
+use crate::model::text::TextCodec;
+use crate::prefill;
+
+/// What a step did.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StepOutcome {
+    /// Phases that ended in this step.
+    pub phases: Vec<(RequestId, Phase)>,
+    /// Requests that ended in this step.
+    pub ended: Vec<Ended>,
+}
+
+/// The sequences, the cache and the device they run on.
+pub struct Scheduler<'a> {
+    executor: Box<dyn Executor>,
+    text: &'a TextCodec,
+    cache: Cache,
+    config: SchedulerConfig,
+    queue: VecDeque<Sequence<'a>>,
+    running: Vec<Sequence<'a>>,
+    next_request: u64,
+    stale_pages: u64,
+}
+
+impl Decode for TextCodec {
+    fn decode(&self, tokens: &[u32]) -> String {
+        TextCodec::decode(self, tokens, true)
+    }
+}
+
+impl<'a> Scheduler<'a> {
+    /// A scheduler without requests.
+    pub fn new(
+        executor: Box<dyn Executor>,
+        text: &'a TextCodec,
+        cache: Cache,
+        config: SchedulerConfig,
+    ) -> Scheduler<'a> {
+        Scheduler {
+            executor,
+            text,
+            cache,
+            config,
+            queue: VecDeque::new(),
+            running: Vec::new(),
+            next_request: 1,
+            stale_pages: 0,
+        }
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.running.is_empty()
+    }
+
+    /// Tokens the context holds.
+    pub fn context_tokens(&self) -> usize {
+        self.executor.facts().context_tokens
+    }
+
+    /// Drops cached state that no running request uses. Gives the blocks dropped.
+    pub fn evict_all(&mut self, clock: &Clock) -> usize {
+        self.cache.evict_all(clock.now())
+    }
+
+    /// Takes a request. It is visible from here on, though not admitted yet.
+    pub fn submit(&mut self, submission: Submission, clock: &Clock, out: &mut Emitter) -> RequestId {
+        let request = RequestId(self.next_request);
+        self.next_request += 1;
+        let arrival = Arrival {
+            turn: submission.turn,
+            name: submission.name.clone(),
+            source: submission.source,
+            change: submission.change,
+            idle: submission.idle,
+            prompt_tokens: submission.prompt.len() as u64,
+            segments: submission.segments.clone(),
+            items: submission.items.clone(),
+            max_output_tokens: submission.max_output_tokens,
+        };
+        let arrived_at = clock.now();
+        out.emit(arrived_at, Some(submission.lane), Some(request), Body::Arrived(Box::new(arrival)));
+        self.queue.push_back(Sequence {
+            request,
+            arrived_at,
+            stage: Stage::Queued,
+            tokens: submission.prompt.clone(),
+            computed: 0,
+            restored: 0,
+            pages: Vec::new(),
+            sampler: Sampler::new(submission.sampling),
+            stream: self.text.stream(),
+            text: String::new(),
+            prefill: Default::default(),
+            decode: Default::default(),
+            evictions_before: self.cache.evictions(),
+            submission,
+        });
+        request
+    }
+
+    /// Takes note of a request that cannot run at all: it arrives and fails.
+    pub fn reject(
+        &mut self,
+        submission: Submission,
+        problem: String,
+        clock: &Clock,
+        out: &mut Emitter,
+    ) -> Ended {
+        let lane = submission.lane;
+        let request = self.submit(submission, clock, out);
+        self.queue.retain(|sequence| sequence.request != request);
+        out.emit(clock.now(), Some(lane), Some(request), Body::Failed { message: problem });
+        Ended { request, lane, text: String::new(), served: None }
+    }
+
+    /// Cancels a request. Whole blocks it has computed are stored: they are as good as any.
+    pub fn cancel(&mut self, request: RequestId, clock: &mut Clock, out: &mut Emitter) -> Option<Ended> {
+        let sequence = match self.running.iter().position(|s| s.request == request) {
+            Some(index) => self.running.remove(index),
+            None => {
+                let index = self.queue.iter().position(|s| s.request == request)?;
+                self.queue.remove(index)?
+            }
+        };
+        Some(self.finish(sequence, FinishReason::Cancelled, clock, out))
+    }
+
+    /// Cancels everything.
+    pub fn cancel_all(&mut self, clock: &mut Clock, out: &mut Emitter) -> Vec<Ended> {
+        let requests: Vec<_> = self.running.iter().chain(&self.queue).map(|s| s.request).collect();
+        requests.into_iter().filter_map(|request| self.cancel(request, clock, out)).collect()
+    }
+
+    /// Does one unit of work.
+    pub fn step(&mut self, clock: &mut Clock, out: &mut Emitter) -> StepOutcome {
+        let mut outcome = StepOutcome::default();
+        if self.store_one(&mut outcome, clock, out) || self.admit_one(&mut outcome, clock, out) {
+            return outcome;
+        }
+        self.forward(&mut outcome, clock, out);
+        outcome
+    }
+
+    fn store_one(&mut self, outcome: &mut StepOutcome, clock: &mut Clock, out: &mut Emitter) -> bool {
+        let found = self.running.iter().enumerate().find_map(|(index, s)| match s.stage {
+            Stage::Storing(reason) => Some((index, reason)),
+            _ => None,
+        });
+        let Some((index, reason)) = found else { return false };
+        let sequence = self.running.remove(index);
+        outcome.phases.push((sequence.request, Phase::Store));
+        let ended = self.finish(sequence, reason, clock, out);
+        outcome.ended.push(ended);
+        true
+    }
+
+    fn admit_one(&mut self, outcome: &mut StepOutcome, clock: &mut Clock, out: &mut Emitter) -> bool {
+        if self.running.len() >= self.config.max_sequences {
+            return false;
+        }
+        let Some(mut sequence) = self.queue.pop_front() else { return false };
+        let (lane, request) = (Some(sequence.submission.lane), Some(sequence.request));
+        let now = clock.now();
+        out.emit(now, lane, request, Body::Admitted { queued: now.since(sequence.arrived_at) });
+
+        let prompt = Prompt {
+            tokens: &sequence.submission.prompt,
+            segments: &sequence.submission.segments,
+            change: sequence.submission.change,
+            use_cache: sequence.submission.use_cache,
+        };
+        let predecessor = sequence.submission.predecessor.as_deref();
+        let (mut plan, looked_up) =
+            clock.measure(|| restore::plan(&mut self.cache, prompt, predecessor, self.text));
+        plan.found.pages.truncate(plan.blocks);
+        self.cache.hold(&plan.found.pages);
+        sequence.pages = plan.found.pages;
+        sequence.computed = plan.facts.checkpoint_tokens as usize;
+        sequence.restored = sequence.computed;
+        let attach = self.executor.restore_cost(sequence.computed);
+        clock.spend(attach);
+        plan.facts.took.0 = looked_up.0 + attach.0;
+
+        out.emit(clock.now(), lane, request, Body::Restored(Box::new(plan.facts)));
+        let uncached_suffix = (sequence.prompt_tokens() - sequence.computed) as u64;
+        let route = if uncached_suffix == 1 { Route::CacheHit } else { Route::Dense };
+        out.emit(clock.now(), lane, request, Body::Routed { route, uncached_suffix });
+        sequence.stage = Stage::Prefilling;
+        outcome.phases.push((sequence.request, Phase::Restore));
+        self.running.push(sequence);
+        true
+    }
+
+    fn forward(&mut self, outcome: &mut StepOutcome, clock: &mut Clock, out: &mut Emitter) {
+        let mut work = self.plan_forward();
+        self.prepare_pages(&mut work, outcome, clock, out);
+        if work.is_empty() {
+            return;
+        }
+        let pages: Vec<Vec<PageId>> =
+            work.iter().map(|w| self.running[w.sequence].pages.iter().map(|p| p.id()).collect()).collect();
+        let spans: Vec<Span<'_>> = work
+            .iter()
+            .zip(&pages)
+            .map(|(w, pages)| Span {
+                pages,
+                start: w.start,
+                tokens: &self.running[w.sequence].tokens[w.start..w.end],
+                logits: if w.wants_logits { LogitRows::Last } else { LogitRows::None },
+            })
+            .collect();
+        match self.executor.forward(&spans) {
+            Ok(forward) => {
+                clock.spend(forward.compute);
+                self.take_results(&work, &forward, outcome, clock, out);
+            }
+            Err(error) => {
+                let requests: Vec<_> = work.iter().map(|w| self.running[w.sequence].request).collect();
+                for request in requests {
+                    outcome.ended.extend(self.fail(request, error.to_string(), clock, out));
+                }
+            }
+        }
+    }
+
+    fn plan_forward(&self) -> Vec<Work> {
+        let mut work = Vec::new();
+        let mut prefilling = false;
+        for (sequence, s) in self.running.iter().enumerate() {
+            match s.stage {
+                Stage::Prefilling if !prefilling => {
+                    prefilling = true;
+                    let chunk = prefill::dense_chunk(s.computed, s.prompt_tokens(), self.config.chunk_tokens);
+                    let wants_logits = chunk.end == s.prompt_tokens();
+                    work.push(Work { sequence, start: chunk.start, end: chunk.end, wants_logits });
+                }
+                Stage::Decoding => {
+                    work.push(Work { sequence, start: s.computed, end: s.tokens.len(), wants_logits: true });
+                }
+                _ => {}
+            }
+        }
+        work
+    }
+
+    /// Gives every span the pages it writes to and checks those it reads. A request that cannot be served ends here.
+    fn prepare_pages(
+        &mut self,
+        work: &mut Vec<Work>,
+        outcome: &mut StepOutcome,
+        clock: &mut Clock,
+        out: &mut Emitter,
+    ) {
+        let mut failed = Vec::new();
+        for w in work.iter() {
+            let request = self.running[w.sequence].request;
+            if let Err(problem) = self.extend_pages(w.sequence, w.end, clock) {
+                failed.push((request, problem));
+            } else if let Err(stale) = self.check_pages(w.sequence) {
+                self.stale_pages += 1;
+                let lane = self.running[w.sequence].submission.lane;
+                let count = self.stale_pages;
+                out.emit(clock.now(), Some(lane), Some(request), Body::StalePage { count });
+                failed.push((request, stale.to_string()));
+            }
+        }
+        if failed.is_empty() {
+            return;
+        }
+        // Ending a request moves the others in the list; the next step plans anew for those that remain.
+        work.clear();
+        for (request, problem) in failed {
+            outcome.ended.extend(self.fail(request, problem, clock, out));
+        }
+    }
+
+    fn extend_pages(&mut self, sequence: usize, end: usize, clock: &Clock) -> Result<(), String> {
+        let needed = end.div_ceil(self.cache.block_tokens());
+        while self.running[sequence].pages.len() < needed {
+            let request = self.running[sequence].request;
+            let page = self.cache.allocate(request, clock.now()).map_err(|full| full.to_string())?;
+            self.running[sequence].pages.push(page);
+        }
+        self.executor.reserve(self.cache.high_water()).map_err(|error| error.to_string())
+    }
+
+    fn check_pages(&self, sequence: usize) -> Result<(), StalePage> {
+        self.running[sequence].pages.iter().try_for_each(|page| self.cache.check(*page))
+    }
+
+    fn take_results(
+        &mut self,
+        work: &[Work],
+        forward: &Forward,
+        outcome: &mut StepOutcome,
+        clock: &Clock,
+        out: &mut Emitter,
+    ) {
+        let vocab = self.executor.facts().vocab;
+        let mut rows = forward.logits.chunks_exact(vocab);
+        let context = self.context_tokens();
+        for w in work {
+            let sequence = &mut self.running[w.sequence];
+            let (lane, request) = (Some(sequence.submission.lane), Some(sequence.request));
+            sequence.computed = w.end;
+            if sequence.stage == Stage::Prefilling {
+                sequence.prefill.0 += forward.compute.0;
+                let total = (sequence.prompt_tokens() - sequence.restored) as u64;
+                let done = (w.end - sequence.restored) as u64;
+                out.emit(clock.now(), lane, request, Body::PrefillProgress { done, total });
+                if !w.wants_logits {
+                    continue;
+                }
+                let took = sequence.prefill;
+                out.emit(clock.now(), lane, request, Body::Prefilled { computed_tokens: total, took });
+                sequence.stage = Stage::Decoding;
+                outcome.phases.push((sequence.request, Phase::Prefill));
+            } else {
+                sequence.decode.0 += forward.compute.0;
+            }
+            let Some(logits) = rows.next() else { continue };
+            let ended = next_token(sequence, logits, self.text, context, clock, out);
+            if let Some(reason) = ended {
+                outcome.phases.push((sequence.request, Phase::Decode));
+                end_reply(sequence, reason, clock, out);
+            }
+        }
+    }
+
+    fn fail(
+        &mut self,
+        request: RequestId,
+        problem: String,
+        clock: &mut Clock,
+        out: &mut Emitter,
+    ) -> Option<Ended> {
+        let index = self.running.iter().position(|s| s.request == request)?;
+        let sequence = self.running.remove(index);
+        let lane = sequence.submission.lane;
+        self.cache.release(&sequence.pages);
+        out.emit(clock.now(), Some(lane), Some(request), Body::Failed { message: problem });
+        self.report_memory(lane, request, clock, out);
+        Some(Ended { request, lane, text: sequence.text, served: None })
+    }
+
+    fn finish(
+        &mut self,
+        mut sequence: Sequence<'a>,
+        reason: FinishReason,
+        clock: &mut Clock,
+        out: &mut Emitter,
+    ) -> Ended {
+        let (lane, request) = (sequence.submission.lane, sequence.request);
+        if !matches!(sequence.stage, Stage::Storing(_)) {
+            end_reply(&mut sequence, reason, clock, out);
+        }
+        if sequence.submission.use_cache {
+            self.store(&sequence, clock, out);
+        }
+        self.cache.release(&sequence.pages);
+        let took = clock.now().since(sequence.arrived_at);
+        out.emit(clock.now(), Some(lane), Some(request), Body::Finished { reason, took });
+        self.report_memory(lane, request, clock, out);
+        Ended { request, lane, served: sequence.served(), text: sequence.text }
+    }
+
+    fn store(&mut self, sequence: &Sequence<'_>, clock: &mut Clock, out: &mut Emitter) {
+        let computed = &sequence.tokens[..sequence.computed];
+        let now = clock.now();
+        let (stored, _) = clock
+            .measure(|| self.cache.store(computed, &sequence.pages, sequence.request, Route::Dense, now));
+        let body = Body::Stored {
+            stored_tokens: (stored.new_blocks * self.cache.block_tokens()) as u64,
+            canonical_tokens: self.cache.held_prefix(&sequence.submission.prompt) as u64,
+            evicted_blocks: self.cache.evictions() - sequence.evictions_before,
+        };
+        out.emit(clock.now(), Some(sequence.submission.lane), Some(sequence.request), body);
+    }
+
+    fn report_memory(&self, lane: LaneId, request: RequestId, clock: &Clock, out: &mut Emitter) {
+        let page_bytes = self.executor.facts().page_bytes as u64;
+        let (cached, used) = (self.cache.cached_blocks() as u64, self.cache.used_pages() as u64);
+        let body = Body::Memory {
+            cached_blocks: cached,
+            live_blocks: used.saturating_sub(cached),
+            bytes: used * page_bytes,
+            limit_bytes: self.cache.limit() as u64 * page_bytes,
+        };
+        out.emit(clock.now(), Some(lane), Some(request), body);
+    }
+
+    #[cfg(test)]
+    pub(super) fn held_pages(&self, request: RequestId) -> Vec<crate::cache::pool::PageRef> {
+        self.running.iter().find(|s| s.request == request).map(|s| s.pages.clone()).unwrap_or_default()
+    }
+
+    #[cfg(test)]
+    pub(super) fn cache_mut(&mut self) -> &mut Cache {
+        &mut self.cache
+    }
+
+    #[cfg(test)]
+    pub(super) fn executor(&self) -> &dyn Executor {
+        &*self.executor
+    }
+}
+
+/// Part of a forward: tokens `start..end` of a running sequence.
+#[derive(Debug, Clone, Copy)]
+struct Work {
+    sequence: usize,
+    start: usize,
+    end: usize,
+    wants_logits: bool,
+}
+
+/// Chooses the next token and says whether the reply ends with it.
+fn next_token(
+    sequence: &mut Sequence<'_>,
+    logits: &[f32],
+    text: &TextCodec,
+    context: usize,
+    clock: &Clock,
+    out: &mut Emitter,
+) -> Option<FinishReason> {
+    let token = sequence.sampler.choose(logits, &sequence.tokens);
+    let index = sequence.output().len() as u64;
+    sequence.tokens.push(token);
+    let stop = text.end_of_turn().contains(&token);
+    let piece = if stop { String::new() } else { sequence.stream.push(token) };
+    sequence.text.push_str(&piece);
+    let (lane, request) = (Some(sequence.submission.lane), Some(sequence.request));
+    out.emit(clock.now(), lane, request, Body::Token { token, text: piece, index });
+    if stop {
+        Some(FinishReason::Stop)
+    } else if index + 1 >= sequence.submission.max_output_tokens {
+        Some(FinishReason::Length)
+    } else if sequence.tokens.len() >= context {
+        Some(FinishReason::Context)
+    } else {
+        None
+    }
+}
+
+fn end_reply(sequence: &mut Sequence<'_>, reason: FinishReason, clock: &Clock, out: &mut Emitter) {
+    let rest = sequence.stream.finish();
+    sequence.text.push_str(&rest);
+    sequence.stage = Stage::Storing(reason);
+    let output_sha256 = hex(&Sha256::digest(sequence.text.as_bytes()));
+    let body = Body::Decoded {
+        reason,
+        output_tokens: sequence.output().len() as u64,
+        output_sha256,
+        text: sequence.text.clone(),
+        took: sequence.decode,
+    };
+    out.emit(clock.now(), Some(sequence.submission.lane), Some(sequence.request), body);
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut hex, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
