@@ -1,6 +1,7 @@
 //! Configuration: typed TOML, one source of defaults, `--set section.key=value` on top.
 
 mod load;
+pub mod suggest;
 
 use std::path::PathBuf;
 

@@ -5,6 +5,7 @@
 //! comparable) or *live* mode (history uses what the model said). Injecting and forking are operations of the
 //! player, so the engine sees one kind of turn whatever its source.
 
+mod bundled;
 pub mod file;
 mod player;
 
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::decode::SamplingOverride;
 use crate::event::Nanos;
+pub use bundled::{bundled, open};
 pub use player::{Player, Turn};
 
 /// Who speaks.
