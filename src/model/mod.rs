@@ -7,7 +7,8 @@ pub mod text;
 
 use std::path::PathBuf;
 
-use crate::config::Config;
+use crate::config::{Config, DeviceKind};
+use crate::device::sim::Sim;
 use crate::device::{DeviceError, Executor};
 
 /// Why a model could not be loaded.
@@ -44,6 +45,11 @@ pub struct Loaded {
 /// Loads the configured model onto the configured device (`model.path`, `model.device`, `model.precision`,
 /// `cache.block_tokens` as the page size).
 pub fn load(config: &Config) -> Result<Loaded, ModelError> {
-    let _ = config;
-    unimplemented!()
+    match config.model.device {
+        DeviceKind::Sim => Ok(Loaded {
+            executor: Box::new(Sim::new(&config.sim, config.cache.block_tokens)),
+            text: text::TextCodec::synthetic(Sim::VOCAB as u32),
+        }),
+        DeviceKind::Cpu => unimplemented!(),
+    }
 }
