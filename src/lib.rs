@@ -1,4 +1,59 @@
-//! escarp: a terminal workbench for inference research.
+//! escarp is a terminal workbench for inference research: an LLM engine in process under a terminal interface.
+//!
+//! An agent's next request is mostly its previous request again. So an inference optimisation must be judged by what it
+//! leaves behind for the requests after it. escarp replays a coding agent's session turn by turn and shows, request by
+//! request, where the reusable *checkpoint* stands, how long the *uncached suffix* is, and why.
+//!
+//! # Bird's eye
+//!
+//! ```text
+//!  session file ── session::Player ── turn ──┐                        ┌── tui      (panes)
+//!                                            ▼                        │
+//!   commands ───────────────────────▶ engine thread ── events ── ledger ── report (tables, JSON)
+//!                                     host · scheduler                │
+//!                                       │        │                    └── recorder (a file that opens in the same views)
+//!                             model::text     cache
+//!                          (tokens, segments) (blocks, restore)
+//!                                       │        │
+//!                                     device::Executor: cpu · sim
+//! ```
+//!
+//! A request's way is one-directional: session → rendered tokens → scheduler → restore → prefill → decode → store →
+//! events → ledger → pane, table or file.
+//!
+//! # Code map
+//!
+//! * [`event`]: everything the outside learns about a run, how it is handed over without waiting, and its form on disk.
+//! * [`ledger`]: the one fold over events. The interface, `replay` and a recorded run show the same facts because they
+//!   read the same fold.
+//! * [`session`]: the session file, and the player that walks through it, injects turns and forks history.
+//! * [`model`]: model files, tokenizer, chat template with a segment for every token, and the architectures, each
+//!   written once against [`device::ops::Device`].
+//! * [`device`]: the seam between models and arithmetic. `cpu` has kernels of its own, `sim` a pseudo-model and a cost model.
+//! * [`cache`]: hash-chained blocks, pages with their holders, the prefix index, and the restore with its named losses.
+//! * [`prefill`] and [`decode`]: how a suffix is cut into chunks; how a token is chosen.
+//! * [`engine`]: the thread that owns all of the above, its clock, its scheduler, its lanes.
+//! * [`config`]: typed TOML; one source of defaults.
+//! * [`tui`], [`report`], [`cli`]: views. They see commands and events.
+//!
+//! # Invariants, and what is deliberately absent
+//!
+//! * **The engine knows nothing of terminals, command lines or async runtimes**, and never waits for a consumer. A
+//!   consumer that falls behind loses events; the loss is counted and shown.
+//! * **The interface never touches a tensor, a page or a scheduler.** It sends [`engine::Command`]s and folds
+//!   [`event::Event`]s; there is no other way in or out.
+//! * **The fold is total and deterministic.** Any event in any order is accepted; equal events give equal
+//!   [`ledger::Ledger::facts_hash`]es.
+//! * **Null is not zero.** What nobody measured is `None` from the kernel's timer to the cell, which shows `–`.
+//! * **Equal bits by every route** on `cpu`: a token's state and logits depend on the tokens and positions before it, not on chunk
+//!   size, batch, restore point, thread count or instruction set. So restored state *is* recomputed state, and a difference
+//!   on the screen is caused by the mechanism under study. See [`device::cpu`].
+//! * **A page is immutable once it is indexed.** Restoring is sharing; nothing is copied, and a reference that outlived its
+//!   page is caught by the page's generation before anything is read through it.
+//! * **Every token of an uncached suffix has a reason.** The losses of a restore add up to the suffix, always.
+//! * **Files from outside are hostile until parsed**: sizes are bounded before anything is allocated, and an error names
+//!   file, place and remedy.
+//! * Unsafe code lives in `device::cpu` kernels and in terminal plumbing only.
 
 pub mod cache;
 pub mod cli;

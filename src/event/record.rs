@@ -185,3 +185,76 @@ pub fn read(path: &Path) -> Result<Vec<Event>, RecordError> {
     }
     Ok(events)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Body, Sink, Stamp};
+
+    fn events() -> Vec<Event> {
+        (0..5)
+            .map(|seq| Event {
+                seq,
+                at: Stamp(seq * 7),
+                lane: None,
+                request: None,
+                body: Body::StalePage { count: seq },
+            })
+            .collect()
+    }
+
+    fn record(path: &Path) {
+        let (mut sink, recorder) = Recorder::create(path).unwrap();
+        events().iter().for_each(|event| sink.emit(event));
+        assert!(!path.exists(), "the name is given at the end");
+        drop(sink);
+        recorder.finish().unwrap();
+    }
+
+    #[test]
+    fn a_recording_reads_back_as_it_was_and_only_its_owner_may_read_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.jsonl");
+        record(&path);
+        assert!(is_recording(&path));
+        assert_eq!(read(&path).unwrap(), events());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        }
+    }
+
+    #[test]
+    fn a_cut_off_last_line_is_left_out_and_a_damaged_one_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.jsonl");
+        record(&path);
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, &text[..text.len() - 9]).unwrap();
+        assert_eq!(read(&path).unwrap(), events()[..4]);
+        std::fs::write(&path, text.replace("\"seq\":2", "\"seq\":two")).unwrap();
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains("run.jsonl:4:"), "{error}");
+    }
+
+    #[test]
+    fn a_newer_format_and_a_foreign_file_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        std::fs::write(&path, "{\"escarp_recording\":2,\"escarp\":\"9\"}\n").unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("newer"));
+        std::fs::write(&path, "hello\n").unwrap();
+        assert!(!is_recording(&path));
+        assert!(read(&path).unwrap_err().to_string().contains("x:1:"));
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_written_is_refused_before_anything_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(Recorder::create(&folder.path().join("no/such/folder/run.jsonl")).is_err());
+        assert!(Recorder::create(folder.path()).is_err());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}

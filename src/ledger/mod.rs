@@ -5,6 +5,8 @@
 //! not depend on how fast the machine was.
 
 mod row;
+#[cfg(test)]
+mod tests;
 mod verdict;
 
 use std::collections::BTreeMap;
@@ -198,7 +200,6 @@ pub struct Ledger {
     ended: bool,
     events: u64,
     now: Stamp,
-    next_seq: u64,
 }
 
 impl Ledger {
@@ -211,7 +212,6 @@ impl Ledger {
     pub fn apply(&mut self, event: &Event) {
         self.events += 1;
         self.now = self.now.max(event.at);
-        self.note_sequence(event);
         match &event.body {
             Body::RunStarted(facts) => self.run = Some((**facts).clone()),
             Body::LaneOpened { parent, at_turn, title } => {
@@ -249,14 +249,6 @@ impl Ledger {
             Body::RunEnded => self.ended = true,
             body => self.apply_to_request(event, body),
         }
-    }
-
-    fn note_sequence(&mut self, event: &Event) {
-        if matches!(event.body, Body::Gap { .. }) {
-            self.next_seq = self.next_seq.max(event.seq.saturating_add(1));
-            return;
-        }
-        self.next_seq = self.next_seq.max(event.seq.saturating_add(1));
     }
 
     fn lane_mut(&mut self, id: LaneId) -> &mut LaneFacts {

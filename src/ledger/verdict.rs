@@ -20,7 +20,8 @@ impl Ledger {
     pub fn checkpoint_step(&self, request: &RequestFacts) -> Option<CheckpointStep> {
         let restore = request.restore.as_ref()?;
         let before = self.predecessor(request)?.checkpoint()?;
-        let delta = restore.checkpoint_tokens as i64 - before as i64;
+        let signed = |tokens: u64| i64::try_from(tokens).unwrap_or(i64::MAX);
+        let delta = signed(restore.checkpoint_tokens) - signed(before);
         Some(CheckpointStep { delta, cliff: delta < 0, cause: restore.cause })
     }
 

@@ -1,0 +1,162 @@
+//! The fold: total, deterministic, independent of how the stream was cut.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::event::{Arrival, Cause, FinishReason, Loss};
+
+fn restore(checkpoint: u64) -> Restore {
+    Restore {
+        common_prefix_tokens: Some(checkpoint),
+        matched_tokens: checkpoint,
+        matched_with_state_tokens: checkpoint,
+        checkpoint_tokens: checkpoint,
+        losses: vec![Loss { cause: Cause::BlockFloor, tokens: 3, detail: String::new() }],
+        cause: Cause::BlockFloor,
+        divergence: None,
+        blocks: Vec::new(),
+        took: Nanos(5),
+    }
+}
+
+fn arrival(turn: u32) -> Arrival {
+    Arrival {
+        turn,
+        name: format!("r{turn}"),
+        source: Source::Replay,
+        change: HistoryChange::Append,
+        idle: Nanos(0),
+        prompt_tokens: 100,
+        segments: Vec::new(),
+        items: Vec::new(),
+        max_output_tokens: 8,
+    }
+}
+
+fn body() -> impl Strategy<Value = Body> {
+    let lane = prop::option::of((0_u32..4).prop_map(LaneId));
+    prop_oneof![
+        (0_u32..20).prop_map(|turn| Body::Arrived(Box::new(arrival(turn)))),
+        any::<u64>().prop_map(|t| Body::Admitted { queued: Nanos(t) }),
+        any::<u64>().prop_map(|checkpoint| Body::Restored(Box::new(restore(checkpoint)))),
+        any::<u64>().prop_map(|n| Body::Routed { route: Route::Dense, uncached_suffix: n }),
+        any::<(u64, u64)>().prop_map(|(done, total)| Body::PrefillProgress { done, total }),
+        any::<u64>().prop_map(|n| Body::Prefilled { computed_tokens: n, took: Nanos(n) }),
+        any::<u64>().prop_map(|index| Body::Token { token: 1, text: "x".into(), index }),
+        any::<u64>().prop_map(|n| Body::Decoded {
+            reason: FinishReason::Stop,
+            output_tokens: n,
+            output_sha256: String::new(),
+            text: "y".into(),
+            took: Nanos(n),
+        }),
+        any::<u64>().prop_map(|n| Body::Stored { stored_tokens: n, canonical_tokens: n, evicted_blocks: n }),
+        any::<u64>().prop_map(|n| Body::Finished { reason: FinishReason::Stop, took: Nanos(n) }),
+        Just(Body::Failed { message: "m".into() }),
+        (lane, prop::option::of(0_u32..9)).prop_map(|(parent, at_turn)| Body::LaneOpened {
+            parent,
+            at_turn,
+            title: "t".into()
+        }),
+        any::<(u64, u64)>().prop_map(|(from, to)| Body::Gap { from, to }),
+        Just(Body::RunEnded),
+    ]
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    (any::<u64>(), any::<u64>(), prop::option::of(0_u32..4), prop::option::of(0_u64..6), body()).prop_map(
+        |(seq, at, lane, request, body)| Event {
+            seq,
+            at: Stamp(at),
+            lane: lane.map(LaneId),
+            request: request.map(RequestId),
+            body,
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn any_events_in_any_order_fold_without_panic_into_the_same_ledger(events in prop::collection::vec(event(), 0..80)) {
+        let mut ledger = Ledger::new();
+        let mut again = Ledger::new();
+        for event in &events {
+            ledger.apply(event);
+            // Reading between events must not change anything, and must not panic either.
+            for (lane, _) in ledger.lanes() {
+                let _ = (ledger.history(lane).len(), ledger.cliffs(lane).count());
+            }
+            let _ = ledger.rows();
+        }
+        events.iter().for_each(|event| again.apply(event));
+        prop_assert_eq!(&ledger, &again);
+        prop_assert_eq!(ledger.facts_hash(), again.facts_hash());
+    }
+
+    #[test]
+    fn events_survive_the_file_format(event in event()) {
+        let line = serde_json::to_string(&event).unwrap();
+        prop_assert!(!line.contains('\n'));
+        prop_assert_eq!(serde_json::from_str::<Event>(&line).unwrap(), event);
+    }
+
+    #[test]
+    fn the_facts_hash_ignores_how_fast_it_was(slowness in 1_u64..1_000_000) {
+        let run = |factor: u64| {
+            let mut ledger = Ledger::new();
+            let bodies = [
+                Body::Arrived(Box::new(arrival(1))),
+                Body::Admitted { queued: Nanos(3 * factor) },
+                Body::Restored(Box::new(Restore { took: Nanos(factor), ..restore(96) })),
+                Body::Token { token: 1, text: "x".into(), index: 0 },
+                Body::Finished { reason: FinishReason::Stop, took: Nanos(9 * factor) },
+            ];
+            for (seq, body) in bodies.into_iter().enumerate() {
+                let (lane, request) = (Some(LaneId(0)), Some(RequestId(1)));
+                ledger.apply(&Event { seq: seq as u64, at: Stamp(seq as u64 * factor), lane, request, body });
+            }
+            ledger
+        };
+        prop_assert_eq!(run(1).facts_hash(), run(slowness).facts_hash());
+    }
+}
+
+#[test]
+fn what_nobody_measured_is_null_and_what_was_measured_as_zero_is_zero() {
+    let mut ledger = Ledger::new();
+    let event =
+        |body| Event { seq: 0, at: Stamp(0), lane: Some(LaneId(0)), request: Some(RequestId(1)), body };
+    ledger.apply(&event(Body::Arrived(Box::new(arrival(1)))));
+    let row = serde_json::to_value(&ledger.rows()[0]).unwrap();
+    for field in ["checkpoint_tokens", "uncached_suffix", "ttft_s", "stored_tokens", "text", "cliff", "spec"]
+    {
+        assert!(row[field].is_null(), "{field} is {}", row[field]);
+    }
+    ledger.apply(&event(Body::Restored(Box::new(restore(0)))));
+    ledger.apply(&event(Body::Stored { stored_tokens: 0, canonical_tokens: 0, evicted_blocks: 0 }));
+    let row = serde_json::to_value(&ledger.rows()[0]).unwrap();
+    assert_eq!((&row["checkpoint_tokens"], &row["stored_tokens"]), (&0.into(), &0.into()));
+}
+
+#[test]
+fn a_forks_history_is_its_parents_up_to_the_edited_turn() {
+    let mut ledger = Ledger::new();
+    let mut seq = 0;
+    let mut apply = |lane: u32, request: Option<u64>, body: Body| {
+        seq += 1;
+        let event =
+            Event { seq, at: Stamp(seq), lane: Some(LaneId(lane)), request: request.map(RequestId), body };
+        ledger.apply(&event);
+    };
+    for turn in 1..=4 {
+        apply(0, Some(u64::from(turn)), Body::Arrived(Box::new(arrival(turn))));
+        apply(0, Some(u64::from(turn)), Body::Restored(Box::new(restore(u64::from(turn) * 10))));
+    }
+    apply(1, None, Body::LaneOpened { parent: Some(LaneId(0)), at_turn: Some(3), title: "fork".into() });
+    apply(1, Some(5), Body::Arrived(Box::new(arrival(3))));
+    apply(1, Some(5), Body::Restored(Box::new(restore(15))));
+    let history: Vec<_> = ledger.history(LaneId(1)).iter().map(|r| r.id.0).collect();
+    assert_eq!(history, [1, 2, 5]);
+    let step = ledger.checkpoint_step(ledger.request(RequestId(5)).unwrap()).unwrap();
+    assert_eq!((step.delta, step.cliff), (-5, true));
+}
