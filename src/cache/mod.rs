@@ -216,11 +216,6 @@ impl Cache {
     pub(crate) fn corrupt_generation(&mut self, page: PageRef) {
         self.pool.bump_generation(page);
     }
-
-    #[cfg(test)]
-    pub(crate) fn holders(&self, page: PageRef) -> u32 {
-        self.pool.holders(page)
-    }
 }
 
 #[cfg(test)]
