@@ -16,6 +16,34 @@ impl Emitter {
     pub(super) fn emit(&mut self, at: Stamp, lane: Option<LaneId>, request: Option<RequestId>, body: Body) {
         let event = Event { seq: self.next, at, lane, request, body };
         self.next += 1;
+        log(&event);
         self.sink.emit(&event);
+    }
+}
+
+/// Writes the few events that a log's reader would look for into the log.
+fn log(event: &Event) {
+    let request = event.request.map(|r| r.0);
+    let at = event.at.seconds();
+    match &event.body {
+        Body::RunStarted(run) => {
+            tracing::info!(model = run.model, device = run.device, kernel = run.kernel, "run started");
+        }
+        Body::SessionCut { kept_requests, of_requests, prompt_tokens, context_tokens } => {
+            tracing::warn!(kept_requests, of_requests, prompt_tokens, context_tokens, "session cut");
+        }
+        Body::Restored(restore) => {
+            tracing::info!(at, request, checkpoint = restore.checkpoint_tokens, cause = ?restore.cause, "restored");
+        }
+        Body::Stored { stored_tokens, evicted_blocks, .. } => {
+            tracing::info!(at, request, stored_tokens, evicted_blocks, "stored");
+        }
+        Body::Finished { reason, took } => {
+            tracing::info!(at, request, reason = reason.word(), seconds = took.seconds(), "finished");
+        }
+        Body::Failed { message } => tracing::error!(at, request, message, "request failed"),
+        Body::StalePage { count } => tracing::error!(at, request, count, "stale page"),
+        Body::EngineFailed { message } => tracing::error!(message, "engine failed"),
+        _ => {}
     }
 }

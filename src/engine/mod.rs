@@ -133,7 +133,6 @@ fn run(setup: Setup, commands: &mpsc::Receiver<Command>) {
             format!("the engine thread panicked: {}; this is a bug, please report it", panic_text(&*panic))
         }
     };
-    tracing::error!(%failure, "engine failed");
     out.emit(Stamp::default(), None, None, Body::EngineFailed { message: failure });
 }
 

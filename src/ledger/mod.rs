@@ -4,6 +4,7 @@
 //! recorded run show the same facts. [`Ledger::facts_hash`] is how that is checked: it covers every fact that does
 //! not depend on how fast the machine was.
 
+mod latency;
 mod row;
 #[cfg(test)]
 mod tests;
@@ -17,6 +18,7 @@ use crate::event::{
     Body, Event, FinishReason, Gate, HistoryChange, LaneId, Nanos, Phase, RequestId, Restore, Route,
     RunFacts, SegmentRun, Source, Stamp, TranscriptItem,
 };
+pub use latency::{Latency, Quantiles};
 pub use row::Row;
 pub use verdict::CheckpointStep;
 
@@ -200,6 +202,9 @@ pub struct Ledger {
     ended: bool,
     events: u64,
     now: Stamp,
+    first_token: Latency,
+    between_tokens: Latency,
+    last_token: BTreeMap<RequestId, Stamp>,
 }
 
 impl Ledger {
@@ -295,7 +300,12 @@ impl Ledger {
             }
             Body::Token { text, .. } => {
                 if request.ttft.is_none() {
-                    request.ttft = Some(event.at.since(request.arrived_at));
+                    let ttft = event.at.since(request.arrived_at);
+                    request.ttft = Some(ttft);
+                    self.first_token.record(ttft);
+                }
+                if let Some(before) = self.last_token.insert(id, event.at) {
+                    self.between_tokens.record(event.at.since(before));
                 }
                 request.text.push_str(text);
             }
@@ -313,6 +323,7 @@ impl Ledger {
                 request.evicted_blocks = Some(*evicted_blocks);
             }
             Body::Finished { reason, took } => {
+                self.last_token.remove(&id);
                 request.reason = Some(*reason);
                 request.took = Some(*took);
                 request.phase = Phase::Done;
@@ -415,6 +426,16 @@ impl Ledger {
     /// Whether the run is over.
     pub fn ended(&self) -> bool {
         self.ended
+    }
+
+    /// Time to first token, over all requests so far.
+    pub fn first_token(&self) -> &Latency {
+        &self.first_token
+    }
+
+    /// Time between reply tokens, over all requests so far.
+    pub fn between_tokens(&self) -> &Latency {
+        &self.between_tokens
     }
 
     /// Events folded so far.
