@@ -1,0 +1,181 @@
+//! The raw event stream, one line an event.
+
+use std::collections::VecDeque;
+
+use ratatui::layout::Rect;
+use ratatui::text::Line;
+use unicode_segmentation::UnicodeSegmentation;
+
+use crate::event::{Body, Event};
+use crate::tui::app::{Model, Page, Pane};
+use crate::tui::text::{duration, fit, sanitise, signed, thousands};
+use crate::tui::theme::Tone;
+use crate::tui::view::Canvas;
+
+/// Lines kept.
+const CAPACITY: usize = 20_000;
+/// Columns of foreign text shown of one event.
+const EXCERPT: usize = 80;
+
+/// One event as a line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct EventLine {
+    /// Sequence number, time, lane and request.
+    head: String,
+    /// The kind of event.
+    name: &'static str,
+    /// What it says.
+    words: String,
+    /// Whether it reports something wrong.
+    alarming: bool,
+}
+
+/// The latest events.
+#[derive(Debug, Default)]
+pub struct EventList {
+    lines: VecDeque<EventLine>,
+}
+
+impl EventList {
+    /// Adds an event, dropping the oldest line when full.
+    pub fn push(&mut self, event: &Event) {
+        if self.lines.len() == CAPACITY {
+            self.lines.pop_front();
+        }
+        self.lines.push_back(event_line(event));
+    }
+
+    fn matching<'a>(&'a self, filter: &str) -> Vec<&'a EventLine> {
+        let filter = filter.to_lowercase();
+        let keep = |line: &&EventLine| {
+            filter.is_empty()
+                || format!("{} {} {}", line.head, line.name, line.words).to_lowercase().contains(&filter)
+        };
+        self.lines.iter().filter(keep).collect()
+    }
+}
+
+fn event_line(event: &Event) -> EventLine {
+    let lane = event.lane.map_or_else(String::new, |lane| lane.label());
+    let request = event.request.map_or_else(String::new, |request| request.0.to_string());
+    let head = format!("{:>7} {:>10.3}s {lane:>2}{request:<4}", event.seq, event.at.seconds());
+    let (name, words) = describe(&event.body);
+    let alarming = matches!(
+        event.body,
+        Body::Failed { .. } | Body::EngineFailed { .. } | Body::Gap { .. } | Body::StalePage { .. } | Body::SessionCut { .. }
+    );
+    EventLine { head, name, words, alarming }
+}
+
+/// The event's name and its figures in words.
+fn describe(body: &Body) -> (&'static str, String) {
+    match body {
+        Body::RunStarted(run) => (
+            "run_started",
+            format!("{} on {} ({}), context {}", safe(&run.model), safe(&run.device), safe(&run.kernel), thousands(run.context_tokens)),
+        ),
+        Body::LaneOpened { parent, at_turn, title } => {
+            let from = match (parent, at_turn) {
+                (Some(parent), Some(turn)) => format!(", forked from {} at turn {turn}", parent.label()),
+                _ => String::new(),
+            };
+            ("lane_opened", format!("{}{from}", safe(title)))
+        }
+        Body::GateChanged { gate, next_turn, turns } => {
+            let next = next_turn.map_or_else(|| "no next turn".to_owned(), |turn| format!("next turn {turn} of {turns}"));
+            ("gate_changed", format!("{gate:?}, {next}"))
+        }
+        Body::SessionCut { kept_requests, of_requests, prompt_tokens, context_tokens } => (
+            "session_cut",
+            format!(
+                "{kept_requests} of {of_requests} requests; the next has {} tokens, the context {}",
+                thousands(*prompt_tokens),
+                thousands(*context_tokens)
+            ),
+        ),
+        Body::Arrived(arrival) => (
+            "arrived",
+            format!("turn {} {}: prompt {}, idle {}", arrival.turn, safe(&arrival.name), thousands(arrival.prompt_tokens), duration(Some(arrival.idle))),
+        ),
+        Body::Admitted { queued } => ("admitted", format!("waited {}", duration(Some(*queued)))),
+        Body::Restored(restore) => (
+            "restored",
+            format!(
+                "checkpoint {} (matched {}, with state {}): {}",
+                thousands(restore.checkpoint_tokens),
+                thousands(restore.matched_tokens),
+                thousands(restore.matched_with_state_tokens),
+                restore.cause.phrase()
+            ),
+        ),
+        Body::Routed { route, uncached_suffix } => ("routed", format!("{}, suffix {}", route.word(), thousands(*uncached_suffix))),
+        Body::PrefillProgress { done, total } => ("prefill_progress", format!("{}/{}", thousands(*done), thousands(*total))),
+        Body::Prefilled { computed_tokens, took } => {
+            ("prefilled", format!("{} tokens in {}", thousands(*computed_tokens), duration(Some(*took))))
+        }
+        Body::Token { token, text, index } => ("token", format!("{index}: {token} \"{}\"", safe(text))),
+        Body::Decoded { reason, output_tokens, took, text, .. } => (
+            "decoded",
+            format!("{}, {} tokens in {}: {}", reason.word(), thousands(*output_tokens), duration(Some(*took)), safe(text)),
+        ),
+        Body::Stored { stored_tokens, canonical_tokens, evicted_blocks } => (
+            "stored",
+            format!(
+                "{} tokens, restorable to {}, {} blocks evicted",
+                signed(i64::try_from(*stored_tokens).unwrap_or(i64::MAX)),
+                thousands(*canonical_tokens),
+                thousands(*evicted_blocks)
+            ),
+        ),
+        Body::Finished { reason, took } => ("finished", format!("{} after {}", reason.word(), duration(Some(*took)))),
+        Body::Failed { message } => ("failed", safe(message)),
+        Body::Memory { cached_blocks, live_blocks, bytes, limit_bytes } => (
+            "memory",
+            format!(
+                "{} cached and {} live blocks, {} of {}",
+                thousands(*cached_blocks),
+                thousands(*live_blocks),
+                crate::tui::text::bytes(*bytes),
+                crate::tui::text::bytes(*limit_bytes)
+            ),
+        ),
+        Body::StalePage { count } => ("stale_page", format!("{} so far", thousands(*count))),
+        Body::Gap { from, to } => ("gap", format!("events {} to {} were lost", thousands(*from), thousands(*to))),
+        Body::EngineFailed { message } => ("engine_failed", safe(message)),
+        Body::RunEnded => ("run_ended", String::new()),
+    }
+}
+
+/// An excerpt of foreign text, on one line.
+fn safe(text: &str) -> String {
+    // The excerpt is cut first so that the work does not depend on how long the text is.
+    let end = text.char_indices().nth(EXCERPT * 2).map_or(text.len(), |(at, _)| at);
+    fit(&sanitise(&text[..end]).replace('\n', "^J"), EXCERPT).into_owned()
+}
+
+/// `text` without its first `columns` characters.
+pub fn shifted(text: &str, columns: usize) -> &str {
+    text.grapheme_indices(true).nth(columns).map_or(if columns == 0 { text } else { "" }, |(at, _)| &text[at..])
+}
+
+/// Draws the pane.
+pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
+    let slot = Pane::Events.index();
+    let lines = model.events.matching(&model.ui.filter[slot]);
+    let height = usize::from(area.height);
+    let top = Page::top_for(lines.len(), height, model.ui.scroll[slot]);
+    canvas.note_page(Pane::Events, lines.len(), height, top);
+    if lines.is_empty() {
+        let words = if model.ui.filter[slot].is_empty() { "no event yet" } else { "no event matches the filter" };
+        canvas.put(area, 1, 0, words, Tone::Dim);
+    }
+    for (row, line) in lines.iter().skip(top).take(height).enumerate() {
+        let tone = if line.alarming { Tone::Warn } else { Tone::Strong };
+        let spans = vec![
+            canvas.span(format!("{} ", line.head), Tone::Dim),
+            canvas.span(format!("{:<17}", line.name), tone),
+            canvas.span(shifted(&line.words, model.ui.shift).to_owned(), Tone::Text),
+        ];
+        canvas.line(area, row, &Line::from(spans));
+    }
+}

@@ -1,0 +1,252 @@
+//! The session: one row a request. A fall of the checkpoint is marked `▼`; the turn that comes next is announced.
+
+use ratatui::layout::Rect;
+use ratatui::text::{Line, Span};
+
+use crate::event::{Cause, Phase, RequestId};
+use crate::ledger::{CheckpointStep, RequestFacts};
+use crate::tui::app::{Model, Pane, visible_requests};
+use crate::tui::text::{self, UNKNOWN, count, duration, signed};
+use crate::tui::theme::Tone;
+use crate::tui::view::{Canvas, nothing_yet, row_of};
+
+/// What a row is made from.
+struct RowFacts<'a> {
+    request: &'a RequestFacts,
+    step: Option<CheckpointStep>,
+}
+
+struct Column {
+    header: &'static str,
+    right: bool,
+    value: fn(&RowFacts<'_>) -> String,
+}
+
+/// In display order.
+const COLUMNS: [Column; 12] = [
+    Column { header: "#", right: true, value: |r| r.request.turn.to_string() },
+    Column { header: "name", right: false, value: |r| text::fit(&text::sanitise(&r.request.name), 24).into() },
+    Column { header: "prompt", right: true, value: |r| count(r.request.prompt_tokens) },
+    Column { header: "ckpt", right: true, value: |r| in_progress(r.request, r.request.checkpoint()) },
+    Column { header: "Δckpt", right: true, value: delta },
+    Column { header: "suffix", right: true, value: |r| in_progress(r.request, r.request.uncached_suffix) },
+    Column { header: "fresh", right: true, value: |r| count(r.request.fresh_tokens()) },
+    Column { header: "route", right: false, value: |r| r.request.route.map_or(UNKNOWN, |x| x.word()).into() },
+    Column { header: "why", right: false, value: why },
+    Column { header: "ttft", right: true, value: |r| duration(r.request.ttft) },
+    Column { header: "debt", right: true, value: |r| count(r.request.canonical_debt()) },
+    Column { header: "out", right: true, value: |r| count(r.request.output_tokens) },
+];
+
+/// Indices of [`COLUMNS`], most important first: what does not fit is left out from the end.
+const IMPORTANCE: [usize; 12] = [0, 3, 4, 5, 8, 2, 9, 7, 6, 1, 10, 11];
+/// How many of them the workbench makes room for.
+const PREFERRED: usize = 9;
+
+fn in_progress(request: &RequestFacts, value: Option<u64>) -> String {
+    match value {
+        None if request.phase != Phase::Done => "…".to_owned(),
+        value => count(value),
+    }
+}
+
+fn delta(row: &RowFacts<'_>) -> String {
+    match row.step {
+        None => UNKNOWN.to_owned(),
+        Some(step) if step.cliff => format!("▼{}", signed(step.delta)),
+        Some(step) => signed(step.delta),
+    }
+}
+
+fn why(row: &RowFacts<'_>) -> String {
+    match (&row.request.error, &row.request.restore) {
+        (Some(_), _) => "FAILED".to_owned(),
+        (None, Some(restore)) => restore.cause.word().to_owned(),
+        (None, None) if row.request.phase != Phase::Done => row.request.phase.word().to_owned(),
+        (None, None) => UNKNOWN.to_owned(),
+    }
+}
+
+/// The text a filter looks at, in lower case.
+pub fn haystack(request: &RequestFacts) -> String {
+    let cause = request.cause_sentence().unwrap_or_default();
+    let word = request.restore.as_ref().map_or("", |r| r.cause.word());
+    let route = request.route.map_or("", |r| r.word());
+    let error = request.error.as_deref().unwrap_or_default();
+    format!("{} {} {route} {word} {cause} {error}", request.turn, request.name).to_lowercase()
+}
+
+/// The width in which all important columns fit, frame included.
+pub fn preferred_width(model: &Model) -> u16 {
+    let rows = rows(model);
+    let widths = column_widths(&rows);
+    let columns: usize = IMPORTANCE[..PREFERRED].iter().map(|i| widths[*i] + 1).sum();
+    u16::try_from(columns + 3).unwrap_or(u16::MAX)
+}
+
+fn rows(model: &Model) -> Vec<RowFacts<'_>> {
+    let row = |id: RequestId| {
+        let request = model.ledger.request(id)?;
+        Some(RowFacts { request, step: model.ledger.checkpoint_step(request) })
+    };
+    visible_requests(model).into_iter().filter_map(row).collect()
+}
+
+fn column_widths(rows: &[RowFacts<'_>]) -> [usize; COLUMNS.len()] {
+    let mut widths = COLUMNS.each_ref().map(|column| text::width(column.header));
+    for row in rows {
+        for (width, column) in widths.iter_mut().zip(&COLUMNS) {
+            *width = (*width).max(text::width(&(column.value)(row)));
+        }
+    }
+    widths
+}
+
+/// The columns that fit `room`, in display order.
+fn fitting_columns(widths: &[usize; COLUMNS.len()], room: usize) -> Vec<usize> {
+    let mut used = 0;
+    let mut chosen = Vec::new();
+    for index in IMPORTANCE {
+        if used + widths[index] + 1 > room {
+            break;
+        }
+        used += widths[index] + 1;
+        chosen.push(index);
+    }
+    chosen.sort_unstable();
+    chosen
+}
+
+/// Draws the pane.
+pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
+    let rows = rows(model);
+    let widths = column_widths(&rows);
+    let columns = fitting_columns(&widths, usize::from(area.width).saturating_sub(1));
+    let header: Vec<Span<'_>> = columns.iter().map(|i| cell(canvas, *i, &widths, COLUMNS[*i].header, Tone::Dim)).collect();
+    canvas.line(area, 0, &Line::from([vec![Span::raw(" ")], header].concat()));
+
+    let next = announcement(model);
+    let lines = rows.len() + usize::from(next.is_some());
+    let height = usize::from(area.height).saturating_sub(1);
+    let selected = model.selected().map(|r| r.id);
+    let at = rows.iter().position(|row| Some(row.request.id) == selected);
+    let top = first_row(lines, height, at, model.ui.selection.is_none());
+    canvas.note_page(Pane::Session, lines, height, top);
+    if rows.is_empty() {
+        let words = if model.history().is_empty() { nothing_yet(model) } else { "no request matches the filter" };
+        canvas.put(area, 1, 1, words, Tone::Dim);
+    }
+    for (line, row) in rows.iter().enumerate().skip(top).take(height) {
+        let is_selected = at == Some(line);
+        draw_row(canvas, area, line - top + 1, row, &columns, &widths, is_selected);
+    }
+    if let Some(next) = next
+        && (top..top + height).contains(&rows.len())
+        && !rows.is_empty()
+    {
+        let text = format!(" {} {next}", text::right(&next_number(model), widths[0]));
+        canvas.put(area, 0, rows.len() - top + 1, &text, Tone::Dim);
+    }
+}
+
+/// The first row shown: the end while following, otherwise wherever keeps the selection in sight.
+fn first_row(lines: usize, height: usize, selected: Option<usize>, follow: bool) -> usize {
+    let last = lines.saturating_sub(height);
+    match selected {
+        Some(at) if !follow => at.saturating_sub(height / 2).min(last),
+        _ => last,
+    }
+}
+
+fn draw_row(
+    canvas: &mut Canvas<'_>,
+    area: Rect,
+    line: usize,
+    row: &RowFacts<'_>,
+    columns: &[usize],
+    widths: &[usize; COLUMNS.len()],
+    selected: bool,
+) {
+    let cliff = row.step.is_some_and(|s| s.cliff);
+    let failed = row.request.error.is_some();
+    let marker = if selected { "▸" } else { " " };
+    let mut spans = vec![canvas.span(marker, Tone::Key)];
+    for index in columns {
+        let tone = match COLUMNS[*index].header {
+            "#" => Tone::Lane(row.request.lane),
+            "Δckpt" if cliff => Tone::Warn,
+            "why" if cliff || failed || is_loss(row) => Tone::Warn,
+            "ckpt" => Tone::Strong,
+            "name" | "fresh" | "out" => Tone::Dim,
+            _ => Tone::Text,
+        };
+        spans.push(cell(canvas, *index, widths, &(COLUMNS[*index].value)(row), tone));
+    }
+    if selected {
+        canvas.tint(area, line, Tone::Selected);
+    }
+    canvas.line(area, line, &Line::from(spans));
+    if let Some(rect) = row_of(area, line) {
+        canvas.layout.rows.push((rect, row.request.id));
+    }
+}
+
+fn is_loss(row: &RowFacts<'_>) -> bool {
+    row.request.restore.as_ref().is_some_and(|r| Cause::is_loss(r.cause))
+}
+
+fn cell<'a>(
+    canvas: &Canvas<'_>,
+    index: usize,
+    widths: &[usize; COLUMNS.len()],
+    value: &str,
+    tone: Tone,
+) -> Span<'a> {
+    let width = widths[index];
+    let padded = if COLUMNS[index].right { text::right(value, width) } else { text::left(value, width) };
+    canvas.span(format!("{padded} "), tone)
+}
+
+fn next_number(model: &Model) -> String {
+    let next = model.ledger.lane(model.ui.lane).and_then(|lane| lane.next_turn);
+    next.map(|turn| turn.to_string()).unwrap_or_default()
+}
+
+/// The row that announces the turn to come, when nothing of it has arrived yet.
+fn announcement(model: &Model) -> Option<String> {
+    if model.recording.is_some() || !model.ui.filter[Pane::Session.index()].is_empty() {
+        return None;
+    }
+    let lane = model.ledger.lane(model.ui.lane)?;
+    let next = lane.next_turn?;
+    let arrived = model.ledger.lane_requests(model.ui.lane).any(|r| r.turn == next);
+    (!arrived).then(|| "… next".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn narrow_panes_keep_what_matters_most() {
+        let widths = column_widths(&[]);
+        let headers = |room| -> Vec<_> {
+            fitting_columns(&widths, room).into_iter().map(|i| COLUMNS[i].header).collect()
+        };
+        assert_eq!(headers(26), ["#", "ckpt", "Δckpt", "suffix", "why"]);
+        assert_eq!(headers(0), Vec::<&str>::new());
+        assert_eq!(headers(200).len(), COLUMNS.len());
+    }
+
+    #[test]
+    fn the_selection_is_always_in_sight() {
+        for lines in 0..40 {
+            for height in 1..10 {
+                for at in 0..lines {
+                    let top = first_row(lines, height, Some(at), false);
+                    assert!((top..top + height).contains(&at), "{lines} {height} {at}");
+                }
+            }
+        }
+    }
+}
