@@ -230,7 +230,11 @@ fn can_go_back(model: &Model) -> Result<(), &'static str> {
 }
 
 fn has_other_lanes(model: &Model) -> Result<(), &'static str> {
-    if model.ledger.lanes().count() > 1 { Ok(()) } else { Err("there is one lane; `e` edits a turn and forks") }
+    if model.ledger.lanes().count() > 1 {
+        Ok(())
+    } else {
+        Err("there is one lane; `e` edits a turn and forks")
+    }
 }
 
 fn can_filter(model: &Model) -> Result<(), &'static str> {
@@ -693,6 +697,8 @@ mod tests {
     fn a_query_finds_what_contains_its_letters_in_order() {
         assert!(subsequence_cost("run the next turn", "rntt").is_some());
         assert!(subsequence_cost("run the next turn", "zz").is_none());
-        assert!(subsequence_cost("pause; again, go on", "pause") < subsequence_cost("up a used edge", "pause"));
+        assert!(
+            subsequence_cost("pause; again, go on", "pause") < subsequence_cost("up a used edge", "pause")
+        );
     }
 }

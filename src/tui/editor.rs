@@ -108,7 +108,11 @@ impl Editor {
                 format!("inject a turn into lane {} as {}", lane.label(), self.role.word())
             }
             Purpose::Edit { lane, turn, .. } => {
-                format!("edit turn {turn} of lane {} as {}: forks the session", lane.label(), self.role.word())
+                format!(
+                    "edit turn {turn} of lane {} as {}: forks the session",
+                    lane.label(),
+                    self.role.word()
+                )
             }
         }
     }

@@ -149,7 +149,14 @@ pub fn run(options: TuiOptions, source: Source<'_>) -> Result<ExitReason, TuiErr
         let signals = Signals::listen()?;
         let (report, panics) = mpsc::unbounded_channel();
         let screen = Screen::enter(options.log_file.as_deref(), options.ui.mouse, report)?;
-        let app = App { screen, input: TerminalEvents::default(), theme, cadence, panics, provoke: options.provoke };
+        let app = App {
+            screen,
+            input: TerminalEvents::default(),
+            theme,
+            cadence,
+            panics,
+            provoke: options.provoke,
+        };
         let (mut model, link) = model_of(source, options.log);
         model.ui.mouse = options.ui.mouse;
         app.drive(model, link, signals).await

@@ -26,12 +26,8 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, overlay: &Overlay, body: Rec
 fn boxed(canvas: &mut Canvas<'_>, area: Rect, width: u16, height: u16, title: &str, hint: &str) -> Rect {
     let width = width.min(area.width);
     let height = height.min(area.height);
-    let outer = Rect {
-        x: area.x + (area.width - width) / 2,
-        y: area.y + (area.height - height) / 2,
-        width,
-        height,
-    };
+    let outer =
+        Rect { x: area.x + (area.width - width) / 2, y: area.y + (area.height - height) / 2, width, height };
     Clear.render(outer, canvas.buffer);
     let block = Block::bordered()
         .border_style(canvas.style(Tone::BorderFocused))
@@ -88,7 +84,10 @@ fn draw_help(canvas: &mut Canvas<'_>, model: &Model, top: usize, area: Rect) {
             HelpLine::Group(name) => canvas.put(inner, 1, row, name, Tone::Strong),
             HelpLine::Entry(names, words, enabled) => {
                 let line = Line::from(vec![
-                    canvas.span(format!("  {}  ", left(names, keys)), if *enabled { Tone::Key } else { Tone::Dim }),
+                    canvas.span(
+                        format!("  {}  ", left(names, keys)),
+                        if *enabled { Tone::Key } else { Tone::Dim },
+                    ),
                     canvas.span(*words, if *enabled { Tone::Text } else { Tone::Dim }),
                 ]);
                 canvas.line(inner, row, &line);

@@ -64,7 +64,11 @@ pub struct Screen {
 impl Screen {
     /// Takes the terminal over. What is written to standard error goes to `log` (or nowhere) until it is given back;
     /// panics of other threads are reported to `panics`.
-    pub fn enter(log: Option<&Path>, mouse: bool, panics: mpsc::UnboundedSender<String>) -> io::Result<Screen> {
+    pub fn enter(
+        log: Option<&Path>,
+        mouse: bool,
+        panics: mpsc::UnboundedSender<String>,
+    ) -> io::Result<Screen> {
         // crossterm 0.29 writes an empty SGR for every colour when `NO_COLOR` is set, which also resets bold and
         // reverse. The mono theme is how this program honours that variable.
         crossterm::style::force_color_output(true);

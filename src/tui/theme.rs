@@ -144,11 +144,7 @@ impl Theme {
 
     /// The theme the environment asks for: `NO_COLOR` (set and not empty) means mono, a locale that is not UTF-8
     /// means ASCII. `lookup` reads an environment variable.
-    pub fn from_environment(
-        name: ThemeName,
-        ascii: bool,
-        lookup: impl Fn(&str) -> Option<String>,
-    ) -> Theme {
+    pub fn from_environment(name: ThemeName, ascii: bool, lookup: impl Fn(&str) -> Option<String>) -> Theme {
         let no_color = lookup("NO_COLOR").is_some_and(|v| !v.is_empty());
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
             .into_iter()
@@ -266,10 +262,7 @@ mod tests {
     fn no_color_means_mono_and_the_first_locale_variable_that_is_set_decides_about_ascii() {
         let of = |pairs| Theme::from_environment(ThemeName::Ansi, false, environment(pairs));
         assert_eq!(of(&[("LANG", "en_GB.UTF-8")]), Theme::new(ThemeName::Ansi, false));
-        assert_eq!(
-            of(&[("LANG", "en_GB.UTF-8"), ("NO_COLOR", "1")]),
-            Theme::new(ThemeName::Mono, false)
-        );
+        assert_eq!(of(&[("LANG", "en_GB.UTF-8"), ("NO_COLOR", "1")]), Theme::new(ThemeName::Mono, false));
         assert_eq!(
             of(&[("LANG", "C.utf8"), ("NO_COLOR", "")]),
             Theme::new(ThemeName::Ansi, false),

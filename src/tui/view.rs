@@ -94,7 +94,8 @@ pub fn view(model: &Model, theme: Theme, wrapped: &mut WrapCache, buffer: &mut B
 }
 
 fn draw_too_small(canvas: &mut Canvas<'_>, area: Rect) {
-    let message = format!("terminal too small: {}x{}, needs {}x{}", area.width, area.height, LEAST.0, LEAST.1);
+    let message =
+        format!("terminal too small: {}x{}, needs {}x{}", area.width, area.height, LEAST.0, LEAST.1);
     let mut lines = Vec::new();
     text::wrap_line(&message, usize::from(area.width), &mut lines);
     for (row, line) in lines.iter().enumerate() {
@@ -287,7 +288,8 @@ fn warnings(model: &Model) -> Vec<String> {
     }
     out.extend(model.panics.last().map(|panic| format!("a thread panicked: {panic} (the log has more)")));
     if let Some((from, _)) = ledger.lost().first() {
-        let lost: u64 = ledger.lost().iter().map(|(from, to)| to.saturating_sub(*from).saturating_add(1)).sum();
+        let lost: u64 =
+            ledger.lost().iter().map(|(from, to)| to.saturating_sub(*from).saturating_add(1)).sum();
         out.push(format!("incomplete since event {}: {} events lost", thousands(*from), thousands(lost)));
     }
     if ledger.stale_pages() > 0 {

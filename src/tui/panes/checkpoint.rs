@@ -164,13 +164,7 @@ fn draw_cliff(canvas: &mut Canvas<'_>, plot: &Plot, index: usize, bar: &Bar, bar
 }
 
 /// Turn numbers under the chart, as many as fit; the selected one is marked.
-fn draw_numbers(
-    canvas: &mut Canvas<'_>,
-    plot: &Plot,
-    bars: &[Bar],
-    selected: Option<RequestId>,
-    area: Rect,
-) {
+fn draw_numbers(canvas: &mut Canvas<'_>, plot: &Plot, bars: &[Bar], selected: Option<RequestId>, area: Rect) {
     let row = usize::from(plot.area.height);
     canvas.put(area, 0, row, "turn", Tone::Dim);
     let chosen = bars.iter().position(|bar| Some(bar.id) == selected);
@@ -182,7 +176,8 @@ fn draw_numbers(
         let x = index * plot.column;
         let tone = if bar.cliff { Tone::Warn } else { Tone::Dim };
         let label = bar.turn.to_string();
-        let overlaps = spans.iter().any(|(at, text, _)| x < at + text::width(text) + 1 && *at < x + label.len() + 1);
+        let overlaps =
+            spans.iter().any(|(at, text, _)| x < at + text::width(text) + 1 && *at < x + label.len() + 1);
         if !overlaps {
             spans.push((x, label, tone));
         }
@@ -213,7 +208,8 @@ fn notes(model: &Model, bars: &[Bar]) -> Vec<(String, Tone)> {
         let others = if cliffs.len() > 1 { format!(" ({} cliffs)", cliffs.len()) } else { String::new() };
         out.push((format!("▼ cliff at turn {}{others}: {sentence}", request.turn), Tone::Warn));
     }
-    let standing: Vec<&RequestFacts> = history.iter().rev().filter(|r| r.restore.is_some()).copied().collect();
+    let standing: Vec<&RequestFacts> =
+        history.iter().rev().filter(|r| r.restore.is_some()).copied().collect();
     if let Some(level) = standing.first().and_then(|r| r.checkpoint()) {
         let still = standing.iter().take_while(|r| r.checkpoint() == Some(level)).count();
         let mut words = format!("stands at {}", thousands(level));

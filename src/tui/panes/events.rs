@@ -62,7 +62,11 @@ fn event_line(event: &Event) -> EventLine {
     let (name, words) = describe(&event.body);
     let alarming = matches!(
         event.body,
-        Body::Failed { .. } | Body::EngineFailed { .. } | Body::Gap { .. } | Body::StalePage { .. } | Body::SessionCut { .. }
+        Body::Failed { .. }
+            | Body::EngineFailed { .. }
+            | Body::Gap { .. }
+            | Body::StalePage { .. }
+            | Body::SessionCut { .. }
     );
     EventLine { head, name, words, alarming }
 }
@@ -72,7 +76,13 @@ fn describe(body: &Body) -> (&'static str, String) {
     match body {
         Body::RunStarted(run) => (
             "run_started",
-            format!("{} on {} ({}), context {}", safe(&run.model), safe(&run.device), safe(&run.kernel), thousands(run.context_tokens)),
+            format!(
+                "{} on {} ({}), context {}",
+                safe(&run.model),
+                safe(&run.device),
+                safe(&run.kernel),
+                thousands(run.context_tokens)
+            ),
         ),
         Body::LaneOpened { parent, at_turn, title } => {
             let from = match (parent, at_turn) {
@@ -82,7 +92,8 @@ fn describe(body: &Body) -> (&'static str, String) {
             ("lane_opened", format!("{}{from}", safe(title)))
         }
         Body::GateChanged { gate, next_turn, turns } => {
-            let next = next_turn.map_or_else(|| "no next turn".to_owned(), |turn| format!("next turn {turn} of {turns}"));
+            let next = next_turn
+                .map_or_else(|| "no next turn".to_owned(), |turn| format!("next turn {turn} of {turns}"));
             ("gate_changed", format!("{gate:?}, {next}"))
         }
         Body::SessionCut { kept_requests, of_requests, prompt_tokens, context_tokens } => (
@@ -95,7 +106,13 @@ fn describe(body: &Body) -> (&'static str, String) {
         ),
         Body::Arrived(arrival) => (
             "arrived",
-            format!("turn {} {}: prompt {}, idle {}", arrival.turn, safe(&arrival.name), thousands(arrival.prompt_tokens), duration(Some(arrival.idle))),
+            format!(
+                "turn {} {}: prompt {}, idle {}",
+                arrival.turn,
+                safe(&arrival.name),
+                thousands(arrival.prompt_tokens),
+                duration(Some(arrival.idle))
+            ),
         ),
         Body::Admitted { queued } => ("admitted", format!("waited {}", duration(Some(*queued)))),
         Body::Restored(restore) => (
@@ -108,15 +125,25 @@ fn describe(body: &Body) -> (&'static str, String) {
                 restore.cause.phrase()
             ),
         ),
-        Body::Routed { route, uncached_suffix } => ("routed", format!("{}, suffix {}", route.word(), thousands(*uncached_suffix))),
-        Body::PrefillProgress { done, total } => ("prefill_progress", format!("{}/{}", thousands(*done), thousands(*total))),
+        Body::Routed { route, uncached_suffix } => {
+            ("routed", format!("{}, suffix {}", route.word(), thousands(*uncached_suffix)))
+        }
+        Body::PrefillProgress { done, total } => {
+            ("prefill_progress", format!("{}/{}", thousands(*done), thousands(*total)))
+        }
         Body::Prefilled { computed_tokens, took } => {
             ("prefilled", format!("{} tokens in {}", thousands(*computed_tokens), duration(Some(*took))))
         }
         Body::Token { token, text, index } => ("token", format!("{index}: {token} \"{}\"", safe(text))),
         Body::Decoded { reason, output_tokens, took, text, .. } => (
             "decoded",
-            format!("{}, {} tokens in {}: {}", reason.word(), thousands(*output_tokens), duration(Some(*took)), safe(text)),
+            format!(
+                "{}, {} tokens in {}: {}",
+                reason.word(),
+                thousands(*output_tokens),
+                duration(Some(*took)),
+                safe(text)
+            ),
         ),
         Body::Stored { stored_tokens, canonical_tokens, evicted_blocks } => (
             "stored",
@@ -127,7 +154,9 @@ fn describe(body: &Body) -> (&'static str, String) {
                 thousands(*evicted_blocks)
             ),
         ),
-        Body::Finished { reason, took } => ("finished", format!("{} after {}", reason.word(), duration(Some(*took)))),
+        Body::Finished { reason, took } => {
+            ("finished", format!("{} after {}", reason.word(), duration(Some(*took))))
+        }
         Body::Failed { message } => ("failed", safe(message)),
         Body::Memory { cached_blocks, live_blocks, bytes, limit_bytes } => (
             "memory",
@@ -140,7 +169,9 @@ fn describe(body: &Body) -> (&'static str, String) {
             ),
         ),
         Body::StalePage { count } => ("stale_page", format!("{} so far", thousands(*count))),
-        Body::Gap { from, to } => ("gap", format!("events {} to {} were lost", thousands(*from), thousands(*to))),
+        Body::Gap { from, to } => {
+            ("gap", format!("events {} to {} were lost", thousands(*from), thousands(*to)))
+        }
         Body::EngineFailed { message } => ("engine_failed", safe(message)),
         Body::RunEnded => ("run_ended", String::new()),
     }
@@ -155,7 +186,9 @@ fn safe(text: &str) -> String {
 
 /// `text` without its first `columns` characters.
 pub fn shifted(text: &str, columns: usize) -> &str {
-    text.grapheme_indices(true).nth(columns).map_or(if columns == 0 { text } else { "" }, |(at, _)| &text[at..])
+    text.grapheme_indices(true)
+        .nth(columns)
+        .map_or(if columns == 0 { text } else { "" }, |(at, _)| &text[at..])
 }
 
 /// Draws the pane.
@@ -166,7 +199,8 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     let top = Page::top_for(lines.len(), height, model.ui.scroll[slot]);
     canvas.note_page(Pane::Events, lines.len(), height, top);
     if lines.is_empty() {
-        let words = if model.ui.filter[slot].is_empty() { "no event yet" } else { "no event matches the filter" };
+        let words =
+            if model.ui.filter[slot].is_empty() { "no event yet" } else { "no event matches the filter" };
         canvas.put(area, 1, 0, words, Tone::Dim);
     }
     for (row, line) in lines.iter().skip(top).take(height).enumerate() {

@@ -15,7 +15,8 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     let slot = Pane::Log.index();
     let filter = model.ui.filter[slot].to_lowercase();
     let lines = model.log.lines(|line| {
-        filter.is_empty() || format!("{} {} {}", line.level, line.target, line.text).to_lowercase().contains(&filter)
+        filter.is_empty()
+            || format!("{} {} {}", line.level, line.target, line.text).to_lowercase().contains(&filter)
     });
     let height = usize::from(area.height);
     let top = Page::top_for(lines.len(), height, model.ui.scroll[slot]);

@@ -23,10 +23,8 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
         return;
     };
     let width = usize::from(area.width);
-    let scale = Scale {
-        tokens: request.prompt_tokens.unwrap_or(0),
-        columns: width.saturating_sub(NAMES + 1),
-    };
+    let scale =
+        Scale { tokens: request.prompt_tokens.unwrap_or(0), columns: width.saturating_sub(NAMES + 1) };
     let mut rows = vec![Row::Equation, Row::Bar, Row::Segments];
     let restore = request.restore.as_ref();
     if restore.is_some() {
@@ -150,7 +148,9 @@ impl Drawing<'_> {
             canvas.span(count(request.uncached_suffix), Tone::Suffix),
         ];
         if let Some(error) = &request.error {
-            spans.push(canvas.span(format!("   FAILED: {}", text::sanitise(error).replace('\n', " ")), Tone::Warn));
+            spans.push(
+                canvas.span(format!("   FAILED: {}", text::sanitise(error).replace('\n', " ")), Tone::Warn),
+            );
         } else if let Some(words) = prefill_words(self.model, request, 20) {
             spans.push(canvas.span(format!("   {words}"), Tone::Good));
         } else if let Some(reason) = request.reason {
@@ -216,10 +216,15 @@ impl Drawing<'_> {
         let block_tokens = self.block_tokens();
         for column in 0..self.scale.columns {
             let first = self.scale.token(column) / block_tokens;
-            let last = self.scale.token(column + 1).saturating_sub(1).max(self.scale.token(column)) / block_tokens;
-            let range = usize::try_from(first).unwrap_or(usize::MAX)..=usize::try_from(last).unwrap_or(usize::MAX);
-            let blocks = restore.blocks.iter().enumerate().skip(*range.start()).take(range.end() - range.start() + 1);
-            let Some((_, worst)) = blocks.max_by_key(|(_, block)| severity(block.residency)) else { continue };
+            let last =
+                self.scale.token(column + 1).saturating_sub(1).max(self.scale.token(column)) / block_tokens;
+            let range =
+                usize::try_from(first).unwrap_or(usize::MAX)..=usize::try_from(last).unwrap_or(usize::MAX);
+            let blocks =
+                restore.blocks.iter().enumerate().skip(*range.start()).take(range.end() - range.start() + 1);
+            let Some((_, worst)) = blocks.max_by_key(|(_, block)| severity(block.residency)) else {
+                continue;
+            };
             let (glyph, tone, _) = block_look(worst.residency);
             canvas.put(area, NAMES + column, at, glyph, tone);
             if chosen.is_some_and(|chosen| range.contains(&chosen))
@@ -259,7 +264,10 @@ impl Drawing<'_> {
             canvas.span(" ".repeat(NAMES), Tone::Dim),
             canvas.span(format!("▲ {} ", block.index), Tone::Key),
             canvas.span(format!("{glyph} {words}"), tone),
-            canvas.span(format!(" · tokens {}–{} · {}", thousands(from), thousands(to), written_by(block)), Tone::Text),
+            canvas.span(
+                format!(" · tokens {}–{} · {}", thousands(from), thousands(to), written_by(block)),
+                Tone::Text,
+            ),
             canvas.span(format!("   {counts}"), Tone::Dim),
         ];
         canvas.line(area, at, &Line::from(spans));
@@ -288,7 +296,11 @@ impl Drawing<'_> {
         let lost: u64 = restore.losses[..=index].iter().map(|l| l.tokens).sum();
         let remaining = self.scale.tokens.saturating_sub(lost);
         let (glyph, tone) = loss_look(loss);
-        let phrase = if loss.cause.is_loss() { loss.cause.phrase().to_uppercase() } else { loss.cause.phrase().to_owned() };
+        let phrase = if loss.cause.is_loss() {
+            loss.cause.phrase().to_uppercase()
+        } else {
+            loss.cause.phrase().to_owned()
+        };
         let detail = text::sanitise(&loss.detail).replace('\n', " ");
         let detail = if detail.is_empty() { String::new() } else { format!(": {detail}") };
         let level = format!("→ {} {}", level_name(restore, remaining, index), thousands(remaining));
@@ -297,7 +309,10 @@ impl Drawing<'_> {
         let spans: Vec<Span<'_>> = vec![
             canvas.span(head, tone),
             canvas.span(format!("{glyph} "), tone),
-            canvas.span(left(&format!("{phrase}{detail}"), room), if loss.cause.is_loss() { Tone::Warn } else { Tone::Text }),
+            canvas.span(
+                left(&format!("{phrase}{detail}"), room),
+                if loss.cause.is_loss() { Tone::Warn } else { Tone::Text },
+            ),
             canvas.span(format!(" {level}"), Tone::Strong),
         ];
         canvas.line(area, at, &Line::from(spans));
@@ -317,7 +332,10 @@ impl Drawing<'_> {
         let mut spans = vec![canvas.span(left("time", NAMES), Tone::Dim)];
         for (name, time) in parts {
             spans.push(canvas.span(format!("{name} "), Tone::Dim));
-            spans.push(canvas.span(format!("{}  ", duration(time)), if name == "ttft" { Tone::Strong } else { Tone::Text }));
+            spans.push(canvas.span(
+                format!("{}  ", duration(time)),
+                if name == "ttft" { Tone::Strong } else { Tone::Text },
+            ));
         }
         let speed = |tokens: Option<u64>, time: Option<Nanos>| {
             let (tokens, seconds) = (tokens?, time?.seconds());
@@ -414,7 +432,8 @@ fn ruler(runs: &[SegmentRun], scale: Scale) -> Vec<Option<Segment>> {
             let Some(slot) = out.get_mut(column) else { break };
             let overlap = end.min(scale.token(column + 1)).saturating_sub(position.max(scale.token(column)));
             // Template tokens are many and small; they win a column only where nothing else is in it.
-            let weight = if run.segment == Segment::Glue { overlap.min(1) } else { overlap.saturating_add(1) };
+            let weight =
+                if run.segment == Segment::Glue { overlap.min(1) } else { overlap.saturating_add(1) };
             if weight > weights[column] || slot.is_none() {
                 *slot = Some(run.segment);
                 weights[column] = weight;
@@ -446,14 +465,22 @@ mod tests {
     #[test]
     fn the_ruler_shows_the_segment_that_fills_a_column() {
         let run = |segment, tokens| SegmentRun { segment, tokens };
-        let runs = [run(Segment::Glue, 2), run(Segment::System, 38), run(Segment::User, 40), run(Segment::Assistant, 20)];
+        let runs = [
+            run(Segment::Glue, 2),
+            run(Segment::System, 38),
+            run(Segment::User, 40),
+            run(Segment::Assistant, 20),
+        ];
         let letters: String = ruler(&runs, Scale { tokens: 100, columns: 10 })
             .into_iter()
             .map(|s| s.map_or(' ', Segment::letter))
             .collect();
         assert_eq!(letters, "SSSSuuuuaa");
         assert!(ruler(&runs, Scale { tokens: 100, columns: 0 }).is_empty());
-        assert_eq!(ruler(&[run(Segment::User, u64::MAX)], Scale { tokens: 0, columns: 3 })[0], Some(Segment::User));
+        assert_eq!(
+            ruler(&[run(Segment::User, u64::MAX)], Scale { tokens: 0, columns: 3 })[0],
+            Some(Segment::User)
+        );
     }
 
     #[test]

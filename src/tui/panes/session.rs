@@ -25,7 +25,11 @@ struct Column {
 /// In display order.
 const COLUMNS: [Column; 12] = [
     Column { header: "#", right: true, value: |r| r.request.turn.to_string() },
-    Column { header: "name", right: false, value: |r| text::fit(&text::sanitise(&r.request.name), 24).into() },
+    Column {
+        header: "name",
+        right: false,
+        value: |r| text::fit(&text::sanitise(&r.request.name), 24).into(),
+    },
     Column { header: "prompt", right: true, value: |r| count(r.request.prompt_tokens) },
     Column { header: "ckpt", right: true, value: |r| in_progress(r.request, r.request.checkpoint()) },
     Column { header: "Δckpt", right: true, value: delta },
@@ -122,7 +126,8 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     let rows = rows(model);
     let widths = column_widths(&rows);
     let columns = fitting_columns(&widths, usize::from(area.width).saturating_sub(1));
-    let header: Vec<Span<'_>> = columns.iter().map(|i| cell(canvas, *i, &widths, COLUMNS[*i].header, Tone::Dim)).collect();
+    let header: Vec<Span<'_>> =
+        columns.iter().map(|i| cell(canvas, *i, &widths, COLUMNS[*i].header, Tone::Dim)).collect();
     canvas.line(area, 0, &Line::from([vec![Span::raw(" ")], header].concat()));
 
     let next = announcement(model);
@@ -133,7 +138,8 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     let top = first_row(lines, height, at, model.ui.selection.is_none());
     canvas.note_page(Pane::Session, lines, height, top);
     if rows.is_empty() {
-        let words = if model.history().is_empty() { nothing_yet(model) } else { "no request matches the filter" };
+        let words =
+            if model.history().is_empty() { nothing_yet(model) } else { "no request matches the filter" };
         canvas.put(area, 1, 1, words, Tone::Dim);
     }
     for (line, row) in rows.iter().enumerate().skip(top).take(height) {

@@ -49,7 +49,10 @@ impl Wrapped {
             return 0;
         }
         // A final text may differ from what was streamed, and a shorter one certainly does.
-        if self.is_final != is_final || text.len() < self.text_bytes || !text.is_char_boundary(self.settled_bytes) {
+        if self.is_final != is_final
+            || text.len() < self.text_bytes
+            || !text.is_char_boundary(self.settled_bytes)
+        {
             *self = Wrapped::default();
         }
         self.lines.truncate(self.settled_lines);
@@ -193,7 +196,8 @@ fn draw_line(canvas: &mut Canvas<'_>, area: Rect, row: usize, stretch: &Stretch<
     let (part, segment) = match stretch.kind {
         Kind::Turn => {
             let name = sanitise(&request.name).into_owned();
-            let words = format!("── turn {} · {name} · prompt {} ", request.turn, count(request.prompt_tokens));
+            let words =
+                format!("── turn {} · {name} · prompt {} ", request.turn, count(request.prompt_tokens));
             let rule = "─".repeat(usize::from(area.width).saturating_sub(text::width(&words)));
             canvas.put(area, 0, row, &format!("{words}{rule}"), Tone::Dim);
             return;
