@@ -249,7 +249,7 @@ fn requests_beyond_the_context_are_cut_with_a_message() {
 #[test]
 fn a_request_too_big_for_the_cache_fails_with_a_remedy_and_frees_its_pages() {
     let mut config = config();
-    config.cache.ram_bytes = (20 * BLOCK * config.sim.state_bytes_per_token) as u64;
+    config.cache.ram_bytes = (3 * BLOCK * config.sim.state_bytes_per_token) as u64;
     let (_, ledger) = replay_failing(config, session(1));
     let request = ledger.requests().next().unwrap();
     assert!(request.error.as_deref().unwrap().contains("cache.ram_bytes"), "{:?}", request.error);
