@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use crate::config::ConfigError;
+use crate::event::record::RecordError;
 use crate::model::ModelError;
 use crate::report::printable;
 use crate::session::file::SessionError;
@@ -11,9 +12,9 @@ use crate::session::file::SessionError;
 #[derive(Debug)]
 pub enum Failure {
     /// Something that came from outside is wrong: an option, a configuration, a model, a session. Exit code 2.
-    Input(anyhow::Error),
+    Input(String),
     /// The input was fine and the run failed all the same. Exit code 1.
-    Run(anyhow::Error),
+    Run(String),
     /// Whoever read standard output has gone, for example `head`. Not an error; exit code 0.
     OutputClosed,
 }
@@ -21,41 +22,47 @@ pub enum Failure {
 impl Failure {
     /// Bad input, in one sentence that names what is wrong and what to do.
     pub(super) fn input(message: impl std::fmt::Display) -> Failure {
-        Failure::Input(anyhow::anyhow!("{message}"))
+        Failure::Input(message.to_string())
     }
 
     /// A failed run, in one sentence.
     pub(super) fn run(message: impl std::fmt::Display) -> Failure {
-        Failure::Run(anyhow::anyhow!("{message}"))
+        Failure::Run(message.to_string())
     }
 
     /// Prints the failure to standard error and gives the process's exit code.
     pub fn report(self) -> ExitCode {
-        let (error, code) = match self {
+        let (message, code) = match self {
             Failure::OutputClosed => return ExitCode::SUCCESS,
-            Failure::Input(error) => (error, 2),
-            Failure::Run(error) => (error, 1),
+            Failure::Input(message) => (message, 2),
+            Failure::Run(message) => (message, 1),
         };
         // The message may quote a hostile file; the terminal must not act on it.
-        eprintln!("escarp: {}", printable(&format!("{error:#}")));
+        eprintln!("escarp: {}", printable(&message));
         ExitCode::from(code)
     }
 }
 
 impl From<SessionError> for Failure {
     fn from(error: SessionError) -> Failure {
-        Failure::Input(error.into())
+        Failure::input(error)
     }
 }
 
 impl From<ModelError> for Failure {
     fn from(error: ModelError) -> Failure {
-        Failure::Input(error.into())
+        Failure::input(error)
     }
 }
 
 impl From<ConfigError> for Failure {
     fn from(error: ConfigError) -> Failure {
-        Failure::Input(error.into())
+        Failure::input(error)
+    }
+}
+
+impl From<RecordError> for Failure {
+    fn from(error: RecordError) -> Failure {
+        Failure::input(error)
     }
 }

@@ -1,10 +1,17 @@
 //! `inspect`: what a file contains, whichever kind it is.
 
-use std::path::PathBuf;
+mod recording;
+mod session;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use clap::ValueHint;
 
+use super::output::Output;
 use super::{Example, Failure, examples};
+use crate::event::record;
 
 pub(super) const EXAMPLES: &[Example] = &[
     ("escarp inspect SmolLM2.gguf", "a model: architecture, tensors, tokenizer"),
@@ -19,7 +26,7 @@ pub(super) const EXAMPLES: &[Example] = &[
 pub(super) struct Options {
     /// A model (GGUF file or folder), a session (bundled name or file), or a recording
     #[arg(value_name = "WHAT", value_hint = ValueHint::AnyPath)]
-    what: PathBuf,
+    what: String,
     /// Count a session's tokens with this model's tokenizer
     #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     model: Option<PathBuf>,
@@ -28,7 +35,70 @@ pub(super) struct Options {
     json: bool,
 }
 
+/// What a path leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Model,
+    Session,
+    Recording,
+}
+
+impl Kind {
+    /// Decided by content. What is not there may be a bundled session's name.
+    fn of(path: &Path) -> Result<Kind, Failure> {
+        if path.is_dir() {
+            return Ok(Kind::Model);
+        }
+        if record::is_recording(path) {
+            return Ok(Kind::Recording);
+        }
+        let mut start = Vec::new();
+        let read = File::open(path).and_then(|file| file.take(64).read_to_end(&mut start));
+        match (read, start.trim_ascii_start()) {
+            (Ok(_), [b'G', b'G', b'U', b'F', ..]) => Ok(Kind::Model),
+            (Err(_), _) | (Ok(_), [b'{', ..]) => Ok(Kind::Session),
+            (Ok(_), _) => Err(Failure::input(format_args!(
+                "{}: neither a GGUF file, nor a session, nor a recording by its first bytes; \
+                 give one of these, or the folder of a model",
+                path.display()
+            ))),
+        }
+    }
+}
+
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
-    let _ = (&options.what, &options.model, options.json);
-    Err(Failure::run("not built yet"))
+    let path = Path::new(&options.what);
+    // A bundled name wins over a file of that name, as it does everywhere.
+    let bundled = crate::session::bundled().iter().any(|(name, _)| *name == options.what);
+    let kind = if bundled { Kind::Session } else { Kind::of(path)? };
+    let mut output = Output::stdout();
+    match kind {
+        Kind::Session => session::inspect(&options.what, options.model.as_deref(), options.json, &mut output),
+        Kind::Recording => recording::inspect(path, options.json, &mut output),
+        Kind::Model => Err(Failure::run("not built yet")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn the_kind_is_told_by_content() {
+        for (content, kind) in [
+            (&b"GGUF\x03\0\0\0"[..], Some(Kind::Model)),
+            (b"{\"escarp_session\":1}\n", Some(Kind::Session)),
+            (b"\n {\"escarp_session\":1}\n", Some(Kind::Session)),
+            (b"{\"escarp_recording\":1}\n", Some(Kind::Recording)),
+            (b"\x7fELF", None),
+            (b"", None),
+        ] {
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            file.write_all(content).unwrap();
+            assert_eq!(Kind::of(file.path()).ok(), kind, "{content:?}");
+        }
+        assert_eq!(Kind::of(Path::new("/")).ok(), Some(Kind::Model));
+    }
 }

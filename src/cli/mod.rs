@@ -13,6 +13,7 @@ mod logging;
 mod logits;
 mod options;
 mod output;
+mod progress;
 mod replay;
 mod tui;
 

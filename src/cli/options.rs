@@ -76,7 +76,7 @@ fn path_text(option: &str, path: &std::path::Path) -> Result<String, ConfigError
 pub(super) struct ReplayOptions {
     /// A bundled session's name, or a session file
     #[arg(long, value_name = "NAME|FILE", default_value = "steady", value_hint = ValueHint::FilePath)]
-    pub(super) session: PathBuf,
+    pub(super) session: String,
     /// Which clock the engine keeps: real time, or compute time with idle gaps passing at once [default: virtual]
     #[arg(long, value_parser = ["wall", "virtual"], value_name = "CLOCK")]
     clock: Option<String>,

@@ -1,7 +1,22 @@
 //! `replay`: a session, headless, through the same engine as the interface.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use signal_hook::consts::SIGINT;
+
 use super::options::ReplayOptions;
+use super::output::Output;
+use super::progress::Progress;
 use super::{Example, Failure, examples};
+use crate::engine::{Command, Engine, Setup};
+use crate::event::record::Recorder;
+use crate::event::{Body, Event, Fanout, Gate, RequestId};
+use crate::ledger::{Ledger, Row};
+use crate::report::{cut_line, printable, request_table, run_line, summary, thousands};
+use crate::{model, session};
 
 pub(super) const EXAMPLES: &[Example] = &[
     ("escarp replay --device sim --session steady", "one row a request, no model file needed"),
@@ -12,6 +27,9 @@ pub(super) const EXAMPLES: &[Example] = &[
     ),
     ("escarp replay --device sim --set cache.block_tokens=128 --idle zero", "with other settings"),
 ];
+
+/// How long to wait for an event before the progress line and an interrupt are looked at.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Options of `replay`.
 #[derive(Debug, clap::Args)]
@@ -28,6 +46,157 @@ pub(super) struct Options {
 }
 
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
-    let _ = (options.turns, options.json, &options.replay);
-    Err(Failure::run("the engine is not built yet"))
+    let config = options.replay.config()?;
+    options.replay.model.start_log()?;
+    let mut session = session::open(&options.replay.session)?;
+    if let Some(turns) = options.turns {
+        session.requests.truncate(turns as usize);
+    }
+    let (sender, events) = mpsc::channel();
+    // The receiver outlives the engine thread but for a closed standard output; then nobody misses the events.
+    let mut sink = Fanout::new().with(move |event: &Event| drop(sender.send(event.clone())));
+    let mut recorder = None;
+    if let Some(path) = &options.replay.record {
+        let (recording, handle) = Recorder::create(path)?;
+        sink = sink.with(recording);
+        recorder = Some(handle);
+    }
+    let load_config = config.clone();
+    let load = Box::new(move || model::load(&load_config));
+    let setup = Setup { config, session: Arc::new(session), load, sink: Box::new(sink) };
+    let engine = Engine::start(setup).map_err(Failure::run)?;
+
+    let mut replay =
+        Replay { ledger: Ledger::new(), output: Output::stdout(), json: options.json, interrupted: false };
+    let outcome = replay.follow(&engine, &events);
+    engine.send(Command::Shutdown);
+    engine.join();
+    let started = replay.ledger.run().is_some();
+    match recorder {
+        Some(recorder) if started => recorder.finish()?,
+        Some(recorder) => recorder.abandon(),
+        None => {}
+    }
+    outcome?;
+    replay.conclude()
+}
+
+/// A replay as it is seen from outside the engine.
+struct Replay {
+    ledger: Ledger,
+    output: Output,
+    json: bool,
+    interrupted: bool,
+}
+
+impl Replay {
+    /// Drives the engine to the end of the session and takes in what it tells.
+    fn follow(&mut self, engine: &Engine, events: &Receiver<Event>) -> Result<(), Failure> {
+        let interrupt = Arc::new(AtomicBool::new(false));
+        // The first interrupt ends the run in good order, the second one ends the process.
+        signal_hook::flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&interrupt))
+            .and_then(|_| signal_hook::flag::register(SIGINT, Arc::clone(&interrupt)))
+            .map_err(Failure::run)?;
+        let mut progress = Progress::new();
+        loop {
+            if interrupt.load(Ordering::Relaxed) && !self.interrupted {
+                self.interrupted = true;
+                engine.send(Command::Shutdown);
+            }
+            match events.recv_timeout(PATIENCE) {
+                Ok(event) => {
+                    self.ledger.apply(&event);
+                    if !self.take(&event, engine, &mut progress)? {
+                        return Ok(());
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            }
+            progress.show(|| self.position());
+        }
+    }
+
+    /// Acts on an event. `false` when there is nothing more to wait for.
+    fn take(&mut self, event: &Event, engine: &Engine, progress: &mut Progress) -> Result<bool, Failure> {
+        match &event.body {
+            Body::SessionCut { .. } => {
+                if let Some(cut) = self.ledger.session_cut() {
+                    progress.wipe();
+                    eprintln!("escarp: {}", cut_line(cut));
+                }
+            }
+            Body::Finished { .. } | Body::Failed { .. } if self.json => {
+                progress.wipe();
+                self.print_row(event.request)?;
+            }
+            Body::GateChanged { gate: Gate::BeforeTurn, .. } if self.failed_requests() == 0 => {
+                engine.send(Command::Run { lane: event.lane.unwrap_or_default() });
+            }
+            Body::GateChanged { gate, .. } if *gate != Gate::Running => {
+                engine.send(Command::Shutdown);
+            }
+            Body::RunEnded | Body::EngineFailed { .. } => return Ok(false),
+            _ => {}
+        }
+        Ok(true)
+    }
+
+    fn print_row(&mut self, request: Option<RequestId>) -> Result<(), Failure> {
+        match request.and_then(|id| self.ledger.request(id)) {
+            Some(facts) => self.output.json(&Row::new(&self.ledger, facts)),
+            None => Ok(()),
+        }
+    }
+
+    fn failed_requests(&self) -> usize {
+        self.ledger.requests().filter(|r| r.error.is_some()).count()
+    }
+
+    /// Where the run is, for the progress line.
+    fn position(&self) -> String {
+        let Some(request) = self.ledger.current() else { return "starting".to_owned() };
+        let of = self.ledger.lane(request.lane).map_or(0, |lane| lane.turns);
+        let turn = format!("request {} of {of} · {}", request.turn, request.phase.word());
+        match request.progress {
+            Some((done, total)) if done < total => {
+                format!("{turn} {} of {} tokens", thousands(done), thousands(total))
+            }
+            _ => turn,
+        }
+    }
+
+    /// Prints what there is to print at the end, and says whether all went well.
+    fn conclude(&mut self) -> Result<(), Failure> {
+        let Some(facts) = self.ledger.run() else {
+            // Nothing has run, so it was the model that could not be loaded.
+            return Err(Failure::input(
+                self.ledger.failure().unwrap_or("the engine ended before it was ready"),
+            ));
+        };
+        let summary = summary(&self.ledger);
+        if self.json {
+            eprint!("{summary}");
+        } else {
+            let (line, table) = (printable(&run_line(facts)), request_table(&self.ledger));
+            self.output.text(&format!("{line}\n\n{table}\n{summary}"))?;
+        }
+        if let Some(failure) = self.ledger.failure() {
+            return Err(Failure::run(failure));
+        }
+        if self.interrupted {
+            return Err(Failure::run("interrupted before the session's end"));
+        }
+        match self.ledger.requests().find(|r| r.error.is_some()) {
+            Some(request) => Err(Failure::run(format_args!(
+                "request {} failed: {}",
+                request.turn,
+                request.error.as_deref().unwrap_or_default()
+            ))),
+            None if self.ledger.requests().next().is_none() => Err(Failure::input(
+                "no request of the session fits the model's context; use a model with a longer one, or another session",
+            )),
+            None => Ok(()),
+        }
+    }
 }

@@ -7,6 +7,7 @@ use std::path::Path;
 use toml::de::DeTable;
 use toml::{Table, Value};
 
+use super::suggest::nearest;
 use super::{Config, IdleConfig};
 
 /// The longest configuration file that is read, bytes.
@@ -116,18 +117,21 @@ fn known_keys() -> Vec<String> {
     sections.iter().flat_map(keys).collect()
 }
 
+/// The part of a key after its section.
+fn name_of(key: &str) -> &str {
+    key.rsplit('.').next().unwrap_or(key)
+}
+
 fn unknown_key(origin: String, key: &str, known: &[String]) -> ConfigError {
-    let distance = |candidate: &str| {
-        let whole = strsim::damerau_levenshtein(key, candidate);
-        // A key without its section, or with the wrong one, is as good as the part after the dot.
-        let name = key.rsplit('.').next().unwrap_or(key);
-        let tail = candidate.rsplit('.').next().unwrap_or(candidate);
-        whole.min(strsim::damerau_levenshtein(name, tail) + 1)
-    };
-    let nearest = known.iter().min_by_key(|candidate| distance(candidate));
-    let remedy = match nearest {
-        Some(candidate) if distance(candidate) <= 1 + key.len() / 3 => format!("did you mean `{candidate}`?"),
-        _ => format!("known keys are {}", known.join(", ")),
+    let all = || known.iter().map(String::as_str);
+    // A key without its section, or in the wrong one, is as good as the part after the dot.
+    let meant = nearest(key, all()).or_else(|| {
+        let name = nearest(name_of(key), all().map(name_of))?;
+        all().find(|candidate| name_of(candidate) == name)
+    });
+    let remedy = match meant {
+        Some(meant) => format!("did you mean `{meant}`?"),
+        None => format!("known keys are {}", known.join(", ")),
     };
     ConfigError { origin, problem: format!("unknown key `{key}`"), remedy }
 }
@@ -300,6 +304,7 @@ mod tests {
     fn unknown_keys_suggest_the_nearest() {
         for (argument, suggestion) in [
             ("cache.blok_tokens=1", "`cache.block_tokens`"),
+            ("cache.blok=1", "`cache.block_tokens`"),
             ("block_tokens=1", "`cache.block_tokens`"),
             ("model.block_tokens=1", "`cache.block_tokens`"),
             ("model.pth=x", "`model.path`"),

@@ -100,6 +100,13 @@ impl Recorder {
             remedy: "what was written so far is in that file; check the disk's free space",
         })
     }
+
+    /// Ends a recording that is not worth keeping, such as that of a run which never started. The sink must have been dropped.
+    pub fn abandon(self) {
+        let _ = self.thread.join();
+        // A file that cannot be removed now could not be removed by a retry either.
+        let _ = std::fs::remove_file(self.partial);
+    }
 }
 
 fn partial_name(path: &Path) -> PathBuf {

@@ -3,7 +3,9 @@
 //! `–` is what nobody measured; a zero is a measurement.
 
 mod number;
+mod run;
 mod table;
 
-pub use number::{UNMEASURED, bytes, or_dash, rate, seconds, signed_thousands, thousands};
+pub use number::{UNMEASURED, bytes, counted, or_dash, rate, seconds, signed_thousands, thousands};
+pub use run::{cut_line, request_table, run_line, summary};
 pub use table::{Align, Table, printable};

@@ -31,6 +31,12 @@ pub fn signed_thousands(value: i64) -> String {
     format!("{sign}{}", thousands(value.unsigned_abs()))
 }
 
+/// `1 request`, `24 requests`: a count with its noun.
+pub fn counted(count: u64, noun: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{} {noun}{plural}", thousands(count))
+}
+
 /// A duration given in seconds, to three significant places, with its unit: `1.83 s`, `27.7 ms`, `950 µs`, `12 m 05 s`.
 pub fn seconds(value: f64) -> String {
     match value {

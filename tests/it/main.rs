@@ -1,3 +1,5 @@
 //! Integration tests, one binary: each area has a module.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod cli;
+mod readme;

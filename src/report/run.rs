@@ -1,0 +1,191 @@
+//! A run as a table: what `replay` prints, and `inspect` for a recording.
+
+use super::{Align, Table, counted, or_dash, rate, seconds, signed_thousands, thousands};
+use crate::event::RunFacts;
+use crate::ledger::{Ledger, Row, SessionCutFacts};
+
+/// What ran on what, in one line.
+pub fn run_line(facts: &RunFacts) -> String {
+    let RunFacts {
+        session,
+        model,
+        precision,
+        device,
+        kernel,
+        identity,
+        clock,
+        replay_mode,
+        block_tokens,
+        ..
+    } = facts;
+    format!(
+        "{session} · {model} {precision} · {device} {kernel} {} · {clock} clock · {replay_mode} · blocks of {block_tokens}",
+        identity.word()
+    )
+}
+
+/// Why a session was not replayed to its end, in one line.
+pub fn cut_line(cut: SessionCutFacts) -> String {
+    format!(
+        "session cut after {} of {} requests: the next prompt has {} tokens and the context holds {}",
+        thousands(cut.kept_requests),
+        thousands(cut.of_requests),
+        thousands(cut.prompt_tokens),
+        thousands(cut.context_tokens)
+    )
+}
+
+/// One line a request. A fall of the checkpoint is marked `▼`, a figure nobody measured `–`.
+pub fn request_table(ledger: &Ledger) -> Table {
+    let mut table = Table::new(&[
+        ("turn", Align::Right),
+        ("request", Align::Left),
+        ("prompt", Align::Right),
+        ("ckpt", Align::Right),
+        ("Δckpt", Align::Right),
+        ("suffix", Align::Right),
+        ("fresh", Align::Right),
+        ("route", Align::Left),
+        ("ttft", Align::Right),
+        ("out", Align::Right),
+        ("tok/s", Align::Right),
+        ("debt", Align::Right),
+        ("cause", Align::Left),
+    ]);
+    let forked = ledger.lanes().count() > 1;
+    for row in ledger.rows() {
+        table.row(cells(&row, forked));
+    }
+    table
+}
+
+fn cells(row: &Row, forked: bool) -> [String; 13] {
+    let mark = if row.cliff == Some(true) { "▼" } else { "" };
+    // The first reply token comes out of the prefill, so decoding makes one fewer.
+    let decoded = row.output_tokens.and_then(|n| n.checked_sub(1)).filter(|n| *n > 0);
+    let speed = decoded.zip(row.decode_s).filter(|(_, s)| *s > 0.0).map(|(n, s)| n as f64 / s);
+    let cause = match &row.error {
+        Some(error) => Some(format!("failed: {error}")),
+        None => row.cause.clone(),
+    };
+    [
+        if forked { format!("{}{}", row.lane, row.turn) } else { row.turn.to_string() },
+        row.name.clone(),
+        or_dash(row.prompt_tokens, thousands),
+        or_dash(row.checkpoint_tokens, thousands),
+        or_dash(row.checkpoint_delta, |delta| format!("{mark}{}", signed_thousands(delta))),
+        or_dash(row.uncached_suffix, thousands),
+        or_dash(row.fresh_tokens, thousands),
+        or_dash(row.route, str::to_owned),
+        or_dash(row.ttft_s, seconds),
+        or_dash(row.output_tokens, thousands),
+        or_dash(speed, rate),
+        or_dash(row.canonical_debt_tokens, thousands),
+        or_dash(cause, |cause| cause),
+    ]
+}
+
+/// The sums of a run, and the ledger hash: equal hashes, equal facts.
+pub fn summary(ledger: &Ledger) -> String {
+    let rows = ledger.rows();
+    let total = |field: fn(&Row) -> Option<u64>| rows.iter().filter_map(field).sum::<u64>();
+    let prompt = total(|r| r.prompt_tokens);
+    let restored = total(|r| r.checkpoint_tokens);
+    let share = if prompt > 0 {
+        format!(" ({:.1} %)", restored as f64 * 100.0 / prompt as f64)
+    } else {
+        String::new()
+    };
+    let waited: f64 = rows.iter().filter_map(|r| r.ttft_s).sum();
+    let cliffs: Vec<_> = rows.iter().filter(|r| r.cliff == Some(true)).map(|r| r.turn.to_string()).collect();
+    let cliffs = match cliffs.as_slice() {
+        [] => "no cliff".to_owned(),
+        [turn] => format!("cliff at turn {turn}"),
+        turns => format!("cliffs at turns {}", turns.join(", ")),
+    };
+    format!(
+        "{} · prompt {} · from the checkpoint {}{share} · uncached {} · Σ ttft {} · {cliffs}\nledger: {}\n",
+        counted(rows.len() as u64, "request"),
+        thousands(prompt),
+        thousands(restored),
+        thousands(total(|r| r.uncached_suffix)),
+        seconds(waited),
+        ledger.facts_hash()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{
+        Arrival, Body, Cause, Event, HistoryChange, LaneId, Loss, Nanos, RequestId, Restore, Route, Source,
+        Stamp,
+    };
+
+    fn ledger(prompts_and_checkpoints: &[(u64, Option<u64>)]) -> Ledger {
+        let mut ledger = Ledger::new();
+        let mut seq = 0;
+        for (index, (prompt, checkpoint)) in prompts_and_checkpoints.iter().enumerate() {
+            let mut tell = |body| {
+                let request = Some(RequestId(index as u64 + 1));
+                ledger.apply(&Event { seq, at: Stamp(seq), lane: Some(LaneId(0)), request, body });
+                seq += 1;
+            };
+            tell(Body::Arrived(Box::new(Arrival {
+                turn: index as u32 + 1,
+                name: format!("r{}\x1b[2J", index + 1),
+                source: Source::Replay,
+                change: HistoryChange::Append,
+                idle: Nanos(0),
+                prompt_tokens: *prompt,
+                segments: Vec::new(),
+                items: Vec::new(),
+                max_output_tokens: 8,
+            })));
+            let Some(checkpoint) = *checkpoint else { continue };
+            tell(Body::Restored(Box::new(Restore {
+                common_prefix_tokens: Some(checkpoint),
+                matched_tokens: checkpoint,
+                matched_with_state_tokens: checkpoint,
+                checkpoint_tokens: checkpoint,
+                losses: vec![Loss {
+                    cause: Cause::Evicted,
+                    tokens: prompt - checkpoint,
+                    detail: "block 4".into(),
+                }],
+                cause: Cause::Evicted,
+                divergence: None,
+                blocks: Vec::new(),
+                took: Nanos(0),
+            })));
+            tell(Body::Routed { route: Route::Dense, uncached_suffix: prompt - checkpoint });
+        }
+        ledger
+    }
+
+    #[test]
+    fn the_fall_is_marked_and_what_nobody_measured_is_a_dash() {
+        let ledger = ledger(&[(12_000, Some(10_240)), (13_000, Some(1_024)), (14_000, None)]);
+        let text = request_table(&ledger).to_string();
+        let lines: Vec<_> =
+            text.lines().map(|l| l.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        assert_eq!(lines[1], "1 r1�[2J 12,000 10,240 – 1,760 1,760 dense – – – – block evicted: block 4");
+        assert_eq!(
+            lines[2],
+            "2 r2�[2J 13,000 1,024 ▼-9,216 11,976 11,976 dense – – – – block evicted: block 4"
+        );
+        assert_eq!(lines[3], "3 r3�[2J 14,000 – – – – – – – – – –");
+        let summary = summary(&ledger);
+        assert!(
+            summary.starts_with("3 requests · prompt 39,000 · from the checkpoint 11,264 (28.9 %)"),
+            "{summary}"
+        );
+        assert!(summary.contains("cliff at turn 2\n"), "{summary}");
+        assert!(summary.ends_with(&format!("ledger: {}\n", ledger.facts_hash())), "{summary}");
+    }
+
+    #[test]
+    fn an_empty_ledger_has_a_summary() {
+        assert!(summary(&Ledger::new()).starts_with("0 requests · prompt 0 · from the checkpoint 0 · "));
+    }
+}
