@@ -1,1 +1,307 @@
 //! The `cpu` device: own kernels, chosen at run time, the same bits by every route.
+//!
+//! A token's numbers depend on the tokens and positions before it, never on how the work was cut: every output is one chain of
+//! operations in an order fixed by columns, groups and positions. Chunks, batches, threads and instruction sets
+//! only decide which chains run side by side.
+
+mod attention;
+mod elementwise;
+mod isa;
+mod kernel;
+mod kv;
+mod linear;
+mod memory;
+mod pack;
+mod pool;
+mod quantise;
+
+use attention::AttentionScratch;
+use elementwise::{Add, Gate, RmsNorm, RotaryTable, Rotate};
+use memory::{Parts, Recycler};
+use pack::Matrix;
+use pool::Pool;
+use quantise::{Operands, rows_a_task};
+
+pub use kernel::Kernel;
+pub use kv::Kv;
+pub use memory::Hidden;
+
+use super::ops::{AttentionShape, Device, KvShape, Rotary, Rows};
+use super::weights::WeightSource;
+use super::{DeviceError, PageId};
+use crate::config::Precision;
+use crate::event::Identity;
+
+/// How to make a [`Cpu`].
+#[derive(Debug, Clone, Copy)]
+pub struct CpuOptions {
+    /// Precision of linear layers, and with it of stored keys and values (f16 under `int8`).
+    pub precision: Precision,
+    /// Threads; 0 means one a core.
+    pub threads: usize,
+    /// The instruction set; the fastest there is where `None`.
+    pub kernel: Option<Kernel>,
+}
+
+/// The device.
+pub struct Cpu {
+    precision: Precision,
+    kernel: Kernel,
+    pool: Pool,
+    recycler: Recycler,
+    operands: Operands,
+    attention: AttentionScratch,
+    rotary: Option<RotaryTable>,
+}
+
+/// A linear layer: matrices stacked by rows.
+pub struct Linear {
+    matrices: Vec<Matrix>,
+}
+
+/// A norm's gain.
+pub struct Gain {
+    values: Vec<f32>,
+}
+
+/// A token embedding.
+pub struct Table {
+    matrix: Vec<Matrix>,
+}
+
+impl Cpu {
+    /// A device with threads of its own. Fails where the processor lacks the instruction set asked for or the system
+    /// refuses a thread.
+    pub fn new(options: CpuOptions) -> Result<Cpu, DeviceError> {
+        let kernel = options.kernel.unwrap_or_else(Kernel::best);
+        if !kernel.is_available() {
+            return Err(DeviceError::Contract(format!("this processor has no {kernel}")));
+        }
+        let pool = Pool::new(options.threads)
+            .map_err(|error| DeviceError::Contract(format!("no thread could be started: {error}")))?;
+        Ok(Cpu {
+            precision: options.precision,
+            kernel,
+            pool,
+            recycler: Recycler::new(),
+            operands: Operands::new(),
+            attention: AttentionScratch::new(),
+            rotary: None,
+        })
+    }
+
+    fn layout(&self, shape: KvShape) -> Result<kv::Layout, DeviceError> {
+        kv::Layout::new(shape, self.precision == Precision::Int8)
+    }
+
+    fn multiply(&mut self, x: &Hidden, matrices: &[Matrix], out: &mut [f32]) {
+        assert_eq!(matrices.first().map(|m| m.cols), Some(x.cols()), "columns of activations and weights");
+        linear::multiply(matrices, x.data(), out, &mut self.operands, self.kernel, &mut self.pool);
+    }
+
+    fn multiplied(&mut self, x: &Hidden, matrices: &[Matrix]) -> Vec<f32> {
+        let mut out = vec![0.0; x.rows() * matrices.iter().map(|m| m.rows).sum::<usize>()];
+        self.multiply(x, matrices, &mut out);
+        out
+    }
+}
+
+impl Device for Cpu {
+    type Hidden = Hidden;
+    type Linear = Linear;
+    type Gain = Gain;
+    type Table = Table;
+    type Kv = Kv;
+
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn kernel(&self) -> String {
+        self.kernel.to_string()
+    }
+
+    fn precision(&self) -> &'static str {
+        match self.precision {
+            Precision::Int8 => "int8",
+            Precision::F32 => "f32",
+        }
+    }
+
+    fn identity(&self) -> Identity {
+        Identity::Bitwise
+    }
+
+    fn load_linear(&mut self, stacked: &[WeightSource<'_>]) -> Result<Linear, DeviceError> {
+        if stacked.is_empty() {
+            return Err(DeviceError::Contract("a linear layer of no tensors".to_owned()));
+        }
+        Ok(Linear { matrices: pack::pack(stacked, self.precision, &mut self.pool)? })
+    }
+
+    fn load_gain(&mut self, source: WeightSource<'_>) -> Result<Gain, DeviceError> {
+        Ok(Gain { values: pack::plain(&source)? })
+    }
+
+    fn load_table(&mut self, source: WeightSource<'_>) -> Result<Table, DeviceError> {
+        Ok(Table { matrix: pack::pack(&[source], self.precision, &mut self.pool)? })
+    }
+
+    fn new_kv(&mut self, shape: KvShape) -> Result<Kv, DeviceError> {
+        Ok(Kv::new(self.layout(shape)?))
+    }
+
+    fn kv_page_bytes(&self, shape: KvShape) -> usize {
+        self.layout(shape).map_or(0, |layout| layout.page_bytes())
+    }
+
+    fn reserve_kv(&mut self, kv: &mut Kv, pages: usize) -> Result<(), DeviceError> {
+        kv.reserve(pages)
+    }
+
+    fn kv_digest(&self, kv: &Kv, page: PageId, tokens: usize) -> [u8; 32] {
+        kv.digest(page, tokens)
+    }
+
+    fn embed(&mut self, table: &Table, tokens: &[u32]) -> Hidden {
+        let matrix = &table.matrix[0];
+        let mut out = self.recycler.hidden(tokens.len(), matrix.cols);
+        for (token, out) in tokens.iter().zip(out.data_mut().chunks_exact_mut(matrix.cols)) {
+            matrix.read_row(*token as usize, out);
+        }
+        out
+    }
+
+    fn rms_norm(&mut self, x: &Hidden, gain: &Gain, eps: f32) -> Hidden {
+        assert_eq!(x.cols(), gain.values.len(), "columns of activations and gain");
+        let mut out = self.recycler.hidden(x.rows(), x.cols());
+        let (kernel, cols, gain) = (self.kernel, x.cols(), &gain.values);
+        by_rows(&mut self.pool, x.rows(), cols, out.data_mut(), |rows, out| {
+            let x = &x.data()[rows.start * cols..rows.end * cols];
+            kernel.dispatch(RmsNorm { x, gain, eps, out });
+        });
+        out
+    }
+
+    fn linear(&mut self, x: &Hidden, w: &Linear) -> Hidden {
+        let mut out = self.recycler.hidden(x.rows(), w.matrices.iter().map(|m| m.rows).sum());
+        self.multiply(x, &w.matrices, out.data_mut());
+        out
+    }
+
+    fn add(&mut self, x: &mut Hidden, y: &Hidden) {
+        assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()), "shapes of a sum");
+        let (kernel, cols, rows) = (self.kernel, x.cols(), x.rows());
+        by_rows(&mut self.pool, rows, cols, x.data_mut(), |rows, x| {
+            kernel.dispatch(Add { x, y: &y.data()[rows.start * cols..rows.end * cols] });
+        });
+    }
+
+    fn rotary(&mut self, qkv: &mut Hidden, shape: AttentionShape, rotary: Rotary, positions: &[u32]) {
+        assert!(
+            rotary.dims <= shape.head_dim && positions.len() == qkv.rows(),
+            "rotary embedding of {shape:?}"
+        );
+        let mut table = match self.rotary.take() {
+            Some(table) if table.rotary() == rotary => table,
+            _ => RotaryTable::new(rotary),
+        };
+        table.extend(positions.iter().max().map_or(0, |last| *last as usize + 1));
+        let (kernel, cols, rows) = (self.kernel, qkv.cols(), qkv.rows());
+        by_rows(&mut self.pool, rows, cols, qkv.data_mut(), |rows, x| {
+            kernel.dispatch(Rotate { x, cols, shape, table: &table, positions: &positions[rows] });
+        });
+        self.rotary = Some(table);
+    }
+
+    fn attention(
+        &mut self,
+        qkv: &Hidden,
+        shape: AttentionShape,
+        rows: Rows<'_>,
+        kv: &mut Kv,
+        layer: usize,
+    ) -> Hidden {
+        let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
+        let layout = kv.layout();
+        assert_eq!(qkv.cols(), (heads + 2 * kv_heads) * head_dim, "columns of queries, keys and values");
+        assert_eq!(
+            (kv_heads, head_dim),
+            (layout.shape.kv_heads, layout.shape.head_dim),
+            "heads of the store"
+        );
+        let mut projections = qkv.data().chunks_exact(qkv.cols());
+        for span in rows.spans {
+            for (offset, row) in projections.by_ref().take(span.tokens.len()).enumerate() {
+                let (page, offset) = Rows::slot(span, span.start + offset, layout.shape.page_tokens);
+                let (keys, values) = row[heads * head_dim..].split_at(kv_heads * head_dim);
+                kv.write(page, layer, offset, keys, values);
+            }
+        }
+        let mut out = self.recycler.hidden(qkv.rows(), heads * head_dim);
+        let attend = if layout.half { attention::attend::<u16> } else { attention::attend::<f32> };
+        attend(
+            qkv.data(),
+            shape,
+            rows,
+            kv,
+            layer,
+            out.data_mut(),
+            &mut self.attention,
+            self.kernel,
+            &mut self.pool,
+        );
+        out
+    }
+
+    fn gated_mlp(&mut self, x: &Hidden, gate_up: &Linear, down: &Linear) -> Hidden {
+        let both = self.linear(x, gate_up);
+        let cols = both.cols() / 2;
+        let mut gated = self.recycler.hidden(x.rows(), cols);
+        let kernel = self.kernel;
+        by_rows(&mut self.pool, x.rows(), cols, gated.data_mut(), |rows, out| {
+            let x = &both.data()[rows.start * 2 * cols..rows.end * 2 * cols];
+            kernel.dispatch(Gate { x, out, cols });
+        });
+        drop(both);
+        self.linear(&gated, down)
+    }
+
+    fn select_rows(&mut self, x: &Hidden, indices: &[usize]) -> Hidden {
+        let cols = x.cols();
+        let mut out = self.recycler.hidden(indices.len(), cols);
+        for (index, out) in indices.iter().zip(out.data_mut().chunks_exact_mut(cols)) {
+            out.copy_from_slice(&x.data()[index * cols..(index + 1) * cols]);
+        }
+        out
+    }
+
+    fn tied_logits(&mut self, x: &Hidden, table: &Table) -> Result<Vec<f32>, DeviceError> {
+        Ok(self.multiplied(x, &table.matrix))
+    }
+
+    fn logits(&mut self, x: &Hidden, output: &Linear) -> Result<Vec<f32>, DeviceError> {
+        Ok(self.multiplied(x, &output.matrices))
+    }
+
+    fn evaluate(&mut self, _kv: &mut Kv) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+/// Runs `body` over ranges of rows of `out`, `[rows, cols]`, on all threads where there is enough to do.
+fn by_rows(
+    pool: &mut Pool,
+    rows: usize,
+    cols: usize,
+    out: &mut [f32],
+    body: impl Fn(std::ops::Range<usize>, &mut [f32]) + Sync,
+) {
+    let chunk = rows_a_task(rows, cols);
+    let out = Parts::new(out);
+    pool.run(rows.div_ceil(chunk), |task| {
+        let range = task * chunk..rows.min((task + 1) * chunk);
+        // SAFETY: the ranges of tasks do not overlap.
+        body(range.clone(), unsafe { out.part(range.start * cols..range.end * cols) });
+    });
+}

@@ -1,0 +1,204 @@
+//! AVX-512: a vector is one register, and `vpdpbusd` does sixteen four-way dot products at once.
+
+use std::arch::x86_64::*;
+
+use super::super::kernel::Task;
+use super::{GROUP, Isa, LANES, U4_GROUP, U8_GROUP};
+
+/// Proof that the processor has AVX-512 F, BW, DQ, VL and VNNI.
+#[derive(Clone, Copy)]
+pub(in crate::device::cpu) struct Avx512(());
+
+impl Avx512 {
+    /// The proof, if the processor has them.
+    #[inline]
+    pub(in crate::device::cpu) fn detect() -> Option<Avx512> {
+        (is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni"))
+        .then_some(Avx512(()))
+    }
+
+    /// Runs a task with the instructions enabled.
+    #[inline]
+    pub(in crate::device::cpu) fn run<T: Task>(self, task: T) -> T::Output {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+        fn enabled<T: Task>(isa: Avx512, task: T) -> T::Output {
+            task.run(isa)
+        }
+        // SAFETY: `self` proves that the processor has the features.
+        unsafe { enabled(self, task) }
+    }
+}
+
+/// Four activations as one 32-bit element in every lane.
+#[inline(always)]
+fn quad(_: Avx512, a: &[i8; GROUP], index: usize) -> __m512i {
+    let bytes = [a[4 * index] as u8, a[4 * index + 1] as u8, a[4 * index + 2] as u8, a[4 * index + 3] as u8];
+    // SAFETY: the token proves AVX-512F.
+    unsafe { _mm512_set1_epi32(i32::from_le_bytes(bytes)) }
+}
+
+/// 64 bytes of a packed group.
+#[inline(always)]
+fn bytes(_: Avx512, w: &[u8], index: usize) -> __m512i {
+    let w = &w[64 * index..64 * (index + 1)];
+    // SAFETY: the token proves AVX-512F; the slice has 64 bytes and the load needs no alignment.
+    unsafe { _mm512_loadu_si512(w.as_ptr().cast()) }
+}
+
+impl Isa for Avx512 {
+    type F = __m512;
+    type I = __m512i;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        // SAFETY: `self` proves AVX-512F.
+        unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32; LANES]) -> __m512 {
+        // SAFETY: `self` proves AVX-512F; the array has sixteen f32 and the load needs no alignment.
+        unsafe { _mm512_loadu_ps(x.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, x: &[u16; LANES]) -> __m512 {
+        // SAFETY: `self` proves AVX-512F; the array has 32 bytes and the load needs no alignment.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, x: &[u16; LANES]) -> __m512 {
+        // SAFETY: `self` proves AVX-512F; the array has 32 bytes and the load needs no alignment.
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+
+    #[inline(always)]
+    fn store(self, v: __m512, out: &mut [f32; LANES]) {
+        // SAFETY: `self` proves AVX-512F; the array has sixteen f32 and the store needs no alignment.
+        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), v) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512F.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512F.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512F.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512F.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512F.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512F.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn abs(self, a: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512F.
+        unsafe { _mm512_abs_ps(a) }
+    }
+
+    #[inline(always)]
+    fn keep_first(self, v: __m512, n: usize, other: __m512) -> __m512 {
+        let mask = if n >= LANES { !0 } else { (1u16 << n) - 1 };
+        // SAFETY: `self` proves AVX-512F.
+        unsafe { _mm512_mask_blend_ps(mask, other, v) }
+    }
+
+    #[inline(always)]
+    fn scale_by_exponent(self, v: __m512, shifted: __m512) -> __m512 {
+        // SAFETY: `self` proves AVX-512F.
+        unsafe {
+            let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(shifted));
+            _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v), exponent))
+        }
+    }
+
+    #[inline(always)]
+    fn store_i8(self, v: __m512, out: &mut [i8; LANES]) {
+        // SAFETY: `self` proves AVX-512F; the array has 16 bytes and the store needs no alignment.
+        unsafe {
+            let low = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v));
+            _mm_storeu_si128(out.as_mut_ptr().cast(), low);
+        }
+    }
+
+    #[inline(always)]
+    fn to_f32(self, v: __m512i) -> __m512 {
+        // SAFETY: `self` proves AVX-512F.
+        unsafe { _mm512_cvtepi32_ps(v) }
+    }
+
+    #[inline(always)]
+    fn dot_u4<const N: usize>(
+        self,
+        w: &[u8; U4_GROUP],
+        a: &[[i8; GROUP]; N],
+        init: [i32; N],
+    ) -> [__m512i; N] {
+        // SAFETY: `self` proves AVX-512F and VNNI in every block below.
+        let mut sums = init.map(|x| unsafe { _mm512_set1_epi32(x) });
+        let nibble = unsafe { _mm512_set1_epi8(15) };
+        for i in 0..4 {
+            let packed = bytes(self, w, i);
+            let (low, high) = unsafe {
+                (_mm512_and_si512(packed, nibble), _mm512_and_si512(_mm512_srli_epi16::<4>(packed), nibble))
+            };
+            for (sum, a) in sums.iter_mut().zip(a) {
+                *sum = unsafe { _mm512_dpbusd_epi32(*sum, low, quad(self, a, i)) };
+            }
+            for (sum, a) in sums.iter_mut().zip(a) {
+                *sum = unsafe { _mm512_dpbusd_epi32(*sum, high, quad(self, a, i + 4)) };
+            }
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn dot_u8<const N: usize>(
+        self,
+        w: &[u8; U8_GROUP],
+        a: &[[i8; GROUP]; N],
+        init: [i32; N],
+    ) -> [__m512i; N] {
+        // SAFETY: `self` proves AVX-512F and VNNI in every block below.
+        let mut sums = init.map(|x| unsafe { _mm512_set1_epi32(x) });
+        for i in 0..8 {
+            let weights = bytes(self, w, i);
+            for (sum, a) in sums.iter_mut().zip(a) {
+                *sum = unsafe { _mm512_dpbusd_epi32(*sum, weights, quad(self, a, i)) };
+            }
+        }
+        sums
+    }
+}

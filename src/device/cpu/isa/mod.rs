@@ -1,0 +1,121 @@
+//! Sixteen lanes, one algorithm.
+//!
+//! Every kernel of the device is written once, generic over [`Isa`]: sixteen f32 lanes and the exact integer dot
+//! products. The implementations differ only in which instructions carry a lane operation, and each lane operation is
+//! exactly defined (IEEE with one rounding, or exact integers), so every instruction set gives the same bits by
+//! construction. A value of an [`Isa`] type is proof that the processor has its instructions.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(super) use avx512::Avx512;
+pub(super) use portable::Portable;
+
+/// Lanes of a vector; also the rows of a weight tile and the fixed width of every horizontal sum.
+pub(super) const LANES: usize = 16;
+
+/// Columns that share an activation scale, and over which a dot product is exact in i32.
+pub(super) const GROUP: usize = 32;
+
+/// Packed bytes of a group of a 4-bit weight tile: 16 rows × 32 columns.
+pub(super) const U4_GROUP: usize = LANES * GROUP / 2;
+
+/// Packed bytes of a group of an 8-bit weight tile.
+pub(super) const U8_GROUP: usize = LANES * GROUP;
+
+/// The operations kernels are written in.
+pub(super) trait Isa: Copy + Send + Sync {
+    /// Sixteen f32.
+    type F: Copy;
+    /// Sixteen i32.
+    type I: Copy;
+
+    /// All lanes `x`.
+    fn splat(self, x: f32) -> Self::F;
+    /// Sixteen f32 from memory.
+    fn load(self, x: &[f32; LANES]) -> Self::F;
+    /// Sixteen IEEE binary16 from memory, widened.
+    fn load_f16(self, x: &[u16; LANES]) -> Self::F;
+    /// Sixteen bfloat16 from memory, widened.
+    fn load_bf16(self, x: &[u16; LANES]) -> Self::F;
+    /// Sixteen f32 to memory.
+    fn store(self, v: Self::F, out: &mut [f32; LANES]);
+
+    /// `a + b`
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a - b`
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a · b`
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a / b`
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a · b + c`, rounded once.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `a > b ? a : b`
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `|a|`
+    fn abs(self, a: Self::F) -> Self::F;
+    /// `v` in the first `n` lanes, `other` in the rest.
+    fn keep_first(self, v: Self::F, n: usize, other: Self::F) -> Self::F;
+    /// `v · 2^k`, where `k` is the integer in the low mantissa bits of `shifted` (a float of the form `1.5·2^23 + k`). The result
+    /// must be normal.
+    fn scale_by_exponent(self, v: Self::F, shifted: Self::F) -> Self::F;
+    /// Rounds to the nearest integer, ties to even, and keeps the low byte. Lanes must be within ±127.5 or NaN (which gives 0).
+    fn store_i8(self, v: Self::F, out: &mut [i8; LANES]);
+
+    /// Integers as f32; exact up to 2^24.
+    fn to_f32(self, v: Self::I) -> Self::F;
+    /// For each of `N` activation rows: `init + Σ weight·activation` over one group, sixteen weight rows at once, 4-bit weights.
+    fn dot_u4<const N: usize>(self, w: &[u8; U4_GROUP], a: &[[i8; GROUP]; N], init: [i32; N])
+    -> [Self::I; N];
+    /// The same for 8-bit weights.
+    fn dot_u8<const N: usize>(self, w: &[u8; U8_GROUP], a: &[[i8; GROUP]; N], init: [i32; N])
+    -> [Self::I; N];
+
+    /// Sum of the lanes, in the fixed order of a halving tree.
+    #[inline(always)]
+    fn sum(self, v: Self::F) -> f32 {
+        let mut x = [0.0; LANES];
+        self.store(v, &mut x);
+        for width in [8, 4, 2, 1] {
+            for i in 0..width {
+                x[i] += x[i + width];
+            }
+        }
+        x[0]
+    }
+
+    /// Greatest lane.
+    #[inline(always)]
+    fn greatest(self, v: Self::F) -> f32 {
+        let mut x = [0.0; LANES];
+        self.store(v, &mut x);
+        for width in [8, 4, 2, 1] {
+            for i in 0..width {
+                x[i] = if x[i] > x[i + width] { x[i] } else { x[i + width] };
+            }
+        }
+        x[0]
+    }
+}
+
+/// Where the weight of row `row`, column `column` of a group lies in a packed 4-bit group: byte, and whether it is the high
+/// nibble. Byte `64·i + 4·row + j` holds column `4·i + j` low and column `16 + 4·i + j` high, so that one load
+/// gives two operands of a four-way dot product.
+#[inline(always)]
+pub(super) fn u4_place(row: usize, column: usize) -> (usize, bool) {
+    let half = column % 16;
+    (64 * (half / 4) + 4 * row + half % 4, column >= 16)
+}
+
+/// The same for an 8-bit group: byte `64·i + 4·row + j` holds column `4·i + j`.
+#[inline(always)]
+pub(super) fn u8_place(row: usize, column: usize) -> usize {
+    64 * (column / 4) + 4 * row + column % 4
+}
