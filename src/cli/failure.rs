@@ -7,6 +7,7 @@ use crate::event::record::RecordError;
 use crate::model::ModelError;
 use crate::report::printable;
 use crate::session::file::SessionError;
+use crate::tui::TuiError;
 
 /// Why a command ended early.
 #[derive(Debug)]
@@ -17,6 +18,8 @@ pub enum Failure {
     Run(String),
     /// Whoever read standard output has gone, for example `head`. Not an error; exit code 0.
     OutputClosed,
+    /// A signal asked the interface to end. Exit code 128 plus its number, as shells count.
+    Signal(i32),
 }
 
 impl Failure {
@@ -34,6 +37,7 @@ impl Failure {
     pub fn report(self) -> ExitCode {
         let (message, code) = match self {
             Failure::OutputClosed => return ExitCode::SUCCESS,
+            Failure::Signal(number) => return ExitCode::from(u8::try_from(128 + number).unwrap_or(1)),
             Failure::Input(message) => (message, 2),
             Failure::Run(message) => (message, 1),
         };
@@ -64,5 +68,14 @@ impl From<ConfigError> for Failure {
 impl From<RecordError> for Failure {
     fn from(error: RecordError) -> Failure {
         Failure::input(error)
+    }
+}
+
+impl From<TuiError> for Failure {
+    fn from(error: TuiError) -> Failure {
+        match error {
+            TuiError::NoTerminal(_) | TuiError::LogFile { .. } => Failure::input(error),
+            TuiError::Terminal(_) | TuiError::Provoked => Failure::run(error),
+        }
     }
 }

@@ -9,6 +9,7 @@ mod completions;
 mod direct;
 mod failure;
 mod inspect;
+mod launch;
 mod logging;
 mod logits;
 mod options;

@@ -31,6 +31,19 @@ impl ModelOptions {
     /// The configuration these options and `sugar`, which wins, add up to. The model is sure to be named where the
     /// device needs one.
     pub(super) fn config(&self, sugar: impl IntoIterator<Item = Override>) -> Result<Config, Failure> {
+        let mut config = self.settings_with(sugar)?;
+        if config.model.device != DeviceKind::Sim && config.model.path.is_none() {
+            config.model.path = Some(model_from_environment()?);
+        }
+        Ok(config)
+    }
+
+    /// The configuration for work that needs no model.
+    pub(super) fn settings(&self) -> Result<Config, Failure> {
+        self.settings_with([])
+    }
+
+    fn settings_with(&self, sugar: impl IntoIterator<Item = Override>) -> Result<Config, Failure> {
         let mut overrides = self.set.iter().map(|s| Override::parse(s)).collect::<Result<Vec<_>, _>>()?;
         if let Some(path) = &self.model {
             overrides.push(Override::new("--model", "model.path", path_text("--model", path)?));
@@ -39,11 +52,7 @@ impl ModelOptions {
             overrides.push(Override::new("--device", "model.device", device.as_str()));
         }
         overrides.extend(sugar);
-        let mut config = config::load(self.config.as_deref(), &overrides)?;
-        if config.model.device != DeviceKind::Sim && config.model.path.is_none() {
-            config.model.path = Some(model_from_environment()?);
-        }
-        Ok(config)
+        Ok(config::load(self.config.as_deref(), &overrides)?)
     }
 
     /// Starts the log of a command without a terminal interface.

@@ -7,9 +7,6 @@ use crate::report::printable;
 
 /// A command that ends sooner shows no progress.
 const QUIET_FOR: Duration = Duration::from_millis(500);
-/// The shortest time between two changes of the line.
-const PACE: Duration = Duration::from_millis(100);
-
 /// The line. Shown only on a terminal; wiped when dropped.
 pub(super) struct Progress {
     enabled: bool,
@@ -18,6 +15,9 @@ pub(super) struct Progress {
 }
 
 impl Progress {
+    /// The shortest time between two changes of the line.
+    pub(super) const PACE: Duration = Duration::from_millis(100);
+
     /// Nothing is shown yet.
     pub(super) fn new() -> Progress {
         Progress { enabled: stderr().is_terminal(), due: Instant::now() + QUIET_FOR, shown: false }
@@ -28,7 +28,7 @@ impl Progress {
         if !self.enabled || Instant::now() < self.due {
             return;
         }
-        self.due = Instant::now() + PACE;
+        self.due = Instant::now() + Progress::PACE;
         self.shown = true;
         // Progress that cannot be shown must not end the command.
         let _ = write!(stderr(), "\r\x1b[K{}", printable(&line()));

@@ -3,20 +3,19 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::time::Duration;
 
 use signal_hook::consts::SIGINT;
 
+use super::launch::Run;
 use super::options::ReplayOptions;
 use super::output::Output;
 use super::progress::Progress;
 use super::{Example, Failure, examples};
-use crate::engine::{Command, Engine, Setup};
-use crate::event::record::Recorder;
+use crate::engine::{Command, Engine};
 use crate::event::{Body, Event, Fanout, Gate, RequestId};
 use crate::ledger::{Ledger, Row};
 use crate::report::{cut_line, printable, request_table, run_line, summary, thousands};
-use crate::{model, session};
+use crate::session;
 
 pub(super) const EXAMPLES: &[Example] = &[
     ("escarp replay --device sim --session steady", "one row a request, no model file needed"),
@@ -27,9 +26,6 @@ pub(super) const EXAMPLES: &[Example] = &[
     ),
     ("escarp replay --device sim --set cache.block_tokens=128 --idle zero", "with other settings"),
 ];
-
-/// How long to wait for an event before the progress line and an interrupt are looked at.
-const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Options of `replay`.
 #[derive(Debug, clap::Args)]
@@ -53,31 +49,14 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         session.requests.truncate(turns as usize);
     }
     let (sender, events) = mpsc::channel();
-    // The receiver outlives the engine thread but for a closed standard output; then nobody misses the events.
-    let mut sink = Fanout::new().with(move |event: &Event| drop(sender.send(event.clone())));
-    let mut recorder = None;
-    if let Some(path) = &options.replay.record {
-        let (recording, handle) = Recorder::create(path)?;
-        sink = sink.with(recording);
-        recorder = Some(handle);
-    }
-    let load_config = config.clone();
-    let load = Box::new(move || model::load(&load_config));
-    let setup = Setup { config, session: Arc::new(session), load, sink: Box::new(sink) };
-    let engine = Engine::start(setup).map_err(Failure::run)?;
-
+    // The receiver outlives the engine thread unless standard output is closed; then nobody misses the events.
+    let sink = Fanout::new().with(move |event: &Event| drop(sender.send(event.clone())));
+    let run = Run::start(config, session, options.replay.record.as_deref(), sink)?;
     let mut replay =
         Replay { ledger: Ledger::new(), output: Output::stdout(), json: options.json, interrupted: false };
-    let outcome = replay.follow(&engine, &events);
-    engine.send(Command::Shutdown);
-    engine.join();
-    let started = replay.ledger.run().is_some();
-    match recorder {
-        Some(recorder) if started => recorder.finish()?,
-        Some(recorder) => recorder.abandon(),
-        None => {}
-    }
-    outcome?;
+    let followed = replay.follow(&run.engine, &events);
+    run.finish(replay.ledger.run().is_some())?;
+    followed?;
     replay.conclude()
 }
 
@@ -103,7 +82,7 @@ impl Replay {
                 self.interrupted = true;
                 engine.send(Command::Shutdown);
             }
-            match events.recv_timeout(PATIENCE) {
+            match events.recv_timeout(Progress::PACE) {
                 Ok(event) => {
                     self.ledger.apply(&event);
                     if !self.take(&event, engine, &mut progress)? {

@@ -1,11 +1,19 @@
-//! `tui`: the interface.
+//! `tui`: the interface, on a running engine or on a recording.
 
 use std::path::PathBuf;
+use std::sync::mpsc;
 
 use clap::ValueHint;
 
+use super::launch::Run;
 use super::options::ReplayOptions;
-use super::{Example, Failure, examples};
+use super::progress::Progress;
+use super::{Example, Failure, examples, logging};
+use crate::config::UiConfig;
+use crate::event::{Body, ChannelSink, Event, Fanout, record};
+use crate::session;
+use crate::tui::log::{LogRing, RingLayer};
+use crate::tui::{self, ExitReason, Provoke, Source, TuiError, TuiOptions, terminal};
 
 pub(super) const EXAMPLES: &[Example] = &[
     ("escarp tui --device sim --session steady", "no model file needed"),
@@ -13,18 +21,89 @@ pub(super) const EXAMPLES: &[Example] = &[
     ("escarp tui --recording run.jsonl", "open a recorded run in the same panes"),
 ];
 
+/// Events the interface may be behind before some are lost, which it then shows. Several frames' worth at full speed.
+const BACKLOG: usize = 1 << 14;
+
 /// Options of `tui`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = examples(EXAMPLES))]
 pub(super) struct Options {
     /// Open a recording instead of running an engine
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["record", "model", "device"])]
     recording: Option<PathBuf>,
     #[command(flatten)]
     replay: ReplayOptions,
+    /// Fail on purpose after the first frame, to test the ways out
+    #[arg(long, hide = true)]
+    provoke: Option<Provoke>,
 }
 
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
-    let _ = (&options.recording, &options.replay);
-    Err(Failure::run("the interface is not built yet"))
+    // Found out before a model is loaded for nothing.
+    if let Some(obstacle) = terminal::obstacle(std::env::var("TERM").ok().as_deref()) {
+        return Err(TuiError::NoTerminal(obstacle).into());
+    }
+    let (layer, log) = RingLayer::new();
+    logging::start(options.replay.model.log.as_deref(), Some(Box::new(layer)))?;
+    match &options.recording {
+        Some(path) => {
+            let ui = options.replay.model.settings()?.ui;
+            let events = record::read(path)?;
+            options.show(ui, log, Source::Recording { events })
+        }
+        None => options.run_live(log),
+    }
+}
+
+impl Options {
+    fn run_live(&self, log: LogRing) -> Result<(), Failure> {
+        let config = self.replay.config()?;
+        let session = session::open(&self.replay.session)?;
+        let ui = config.ui.clone();
+        let (channel, events) = ChannelSink::bounded(BACKLOG);
+        let (sender, news) = mpsc::channel();
+        // The main thread listens before the interface runs, and looks again after it.
+        let sink = Fanout::new().with(channel).with(move |event: &Event| match &event.body {
+            Body::RunStarted(_) => drop(sender.send(Ok(()))),
+            Body::EngineFailed { message } => drop(sender.send(Err(message.clone()))),
+            _ => {}
+        });
+        let run = Run::start(config, session, self.replay.record.as_deref(), sink)?;
+        // A model that cannot be loaded is reported like any other bad input, not on a screen that then goes away.
+        if let Err(message) = await_start(&news) {
+            run.finish(false)?;
+            return Err(Failure::Input(message));
+        }
+        let send = Box::new(|command| run.engine.send(command));
+        let shown = self.show(ui, log, Source::Live { send, events });
+        run.finish(true)?;
+        shown?;
+        match news.try_iter().find_map(Result::err) {
+            Some(message) => Err(Failure::Run(message)),
+            None => Ok(()),
+        }
+    }
+
+    fn show(&self, ui: UiConfig, log: LogRing, source: Source<'_>) -> Result<(), Failure> {
+        let log_file = self.replay.model.log.clone();
+        let options = TuiOptions { ui, log, log_file, provoke: self.provoke };
+        match tui::run(options, source)? {
+            ExitReason::Quit => Ok(()),
+            ExitReason::Signal(number) => Err(Failure::Signal(number)),
+        }
+    }
+}
+
+/// Waits until the engine is ready, or cannot be.
+fn await_start(news: &mpsc::Receiver<Result<(), String>>) -> Result<(), String> {
+    let mut progress = Progress::new();
+    loop {
+        match news.recv_timeout(Progress::PACE) {
+            Ok(started) => return started,
+            Err(mpsc::RecvTimeoutError::Timeout) => progress.show(|| "loading the model".to_owned()),
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return Err("the engine ended before it was ready".to_owned());
+            }
+        }
+    }
 }

@@ -34,6 +34,7 @@ fn check_generated(name: &str, wanted: &str) {
 
 #[test]
 fn generated_parts_are_up_to_date() {
+    check_generated("keys", &escarp::tui::action::readme_table());
     check_generated("commands", &command_table());
     check_generated("sessions", &session_table());
 }
