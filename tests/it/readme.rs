@@ -22,7 +22,10 @@ fn check_generated(name: &str, wanted: &str) {
     let start = text.find(&open).unwrap_or_else(|| panic!("README.md has no {open}")) + open.len();
     let end = start + text[start..].find(&close).unwrap_or_else(|| panic!("README.md has no {close}"));
     if std::env::var_os("ESCARP_BLESS").is_some() {
-        std::fs::write(path(), format!("{}{wanted}{}", &text[..start], &text[end..])).unwrap();
+        // Other tests read the file meanwhile.
+        let new = path().with_extension("md.new");
+        std::fs::write(&new, format!("{}{wanted}{}", &text[..start], &text[end..])).unwrap();
+        std::fs::rename(new, path()).unwrap();
     } else {
         assert_eq!(
             &text[start..end],
