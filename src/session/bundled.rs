@@ -12,7 +12,7 @@ macro_rules! sessions {
     };
 }
 
-const BUNDLED: &[(&str, &str)] = sessions!["quick"];
+const BUNDLED: &[(&str, &str)] = sessions!["quick", "steady", "append-heavy", "tools-change", "compaction"];
 
 /// Name and text of every session that comes with the program, the one to run first in front.
 pub fn bundled() -> &'static [(&'static str, &'static str)] {
@@ -21,11 +21,11 @@ pub fn bundled() -> &'static [(&'static str, &'static str)] {
 
 /// Opens a bundled session by its name, or a session file by its path. A bundled name wins over a file of that name in
 /// the working folder; write `./steady` for the file.
-pub fn open(name_or_path: &str) -> Result<Session, SessionError> {
-    if let Some((name, text)) = BUNDLED.iter().find(|(name, _)| *name == name_or_path) {
+pub fn open(name_or_path: impl AsRef<Path>) -> Result<Session, SessionError> {
+    let path = name_or_path.as_ref();
+    if let Some((name, text)) = BUNDLED.iter().find(|(name, _)| path.as_os_str() == *name) {
         return file::parse(text, &PathBuf::from(format!("{name} (bundled)")));
     }
-    let path = Path::new(name_or_path);
     let bare = path.components().count() <= 1 && path.extension().is_none();
     if bare && !path.exists() {
         let names = || BUNDLED.iter().map(|(name, _)| *name);
@@ -34,7 +34,7 @@ pub fn open(name_or_path: &str) -> Result<Session, SessionError> {
             line: 0,
             field: String::new(),
             problem: "there is no bundled session of this name, nor such a file".into(),
-            remedy: match nearest(name_or_path, names()) {
+            remedy: match nearest(&path.to_string_lossy(), names()) {
                 Some(meant) => format!("did you mean `{meant}`?"),
                 None => format!("give a path, or one of {}", names().collect::<Vec<_>>().join(", ")),
             },

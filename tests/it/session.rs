@@ -1,0 +1,102 @@
+//! The sessions that come with the program, as files and as they play.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use escarp::event::HistoryChange;
+use escarp::session::file::{parse, write};
+use escarp::session::{Player, ReplayMode, Session, Turn, bundled, open};
+
+fn turns(session: &Session, mode: ReplayMode) -> Vec<Turn> {
+    let mut player = Player::new(Arc::new(session.clone()), mode);
+    std::iter::from_fn(|| {
+        let turn = player.take()?;
+        player.reply("what the model said");
+        Some(turn)
+    })
+    .collect()
+}
+
+fn changes(name: &str) -> Vec<HistoryChange> {
+    turns(&open(name).unwrap(), ReplayMode::Recorded).into_iter().map(|turn| turn.change).collect()
+}
+
+#[test]
+fn every_file_of_the_folder_is_bundled_under_its_name() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("sessions");
+    let mut files: Vec<String> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned())
+        .collect();
+    let mut names: Vec<&str> = bundled().iter().map(|(name, _)| *name).collect();
+    files.sort();
+    names.sort();
+    assert_eq!(files, names);
+}
+
+#[test]
+fn every_bundled_session_opens_by_name_and_survives_being_written() {
+    for (name, _) in bundled() {
+        let session = open(name).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(parse(&write(&session), Path::new(name)).unwrap(), session, "{name}");
+        assert!(!session.description.is_empty() && session.tools.len() >= 3, "{name}");
+    }
+}
+
+#[test]
+fn a_turn_begins_with_the_turn_before_it_unless_the_session_rewrites_history() {
+    for (name, _) in bundled() {
+        for mode in [ReplayMode::Recorded, ReplayMode::Live] {
+            let turns = turns(&open(name).unwrap(), mode);
+            for (before, after) in turns.iter().zip(&turns[1..]) {
+                if after.change == HistoryChange::Append {
+                    let (old, new) = (&before.conversation, &after.conversation);
+                    assert!(new.messages.starts_with(&old.messages), "{name}: {}", after.name);
+                    let grown = new.messages.len() - old.messages.len();
+                    assert_eq!(grown, 1 + after.appended.len(), "{name}: {}: the reply lies between", after.name);
+                    assert_eq!((&new.system, &new.tools), (&old.system, &old.tools), "{name}: {}", after.name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_bundled_sessions_have_the_shapes_they_are_named_for() {
+    use HistoryChange::{Append, Compaction, Edit, First, SystemChange, ToolChange};
+    for name in ["quick", "steady", "append-heavy"] {
+        let changes = changes(name);
+        assert_eq!(changes[0], First, "{name}");
+        assert!(changes[1..].iter().all(|change| *change == Append), "{name}");
+    }
+    let rewrites = |name| -> Vec<HistoryChange> {
+        changes(name).into_iter().filter(|change| !matches!(change, First | Append)).collect()
+    };
+    assert_eq!(rewrites("tools-change"), [ToolChange, SystemChange]);
+    assert_eq!(rewrites("compaction"), [Edit, Compaction]);
+}
+
+#[test]
+fn idle_gaps_and_budgets_are_those_of_an_agent_on_a_laptop() {
+    for (name, _) in bundled() {
+        let requests = open(name).unwrap().requests;
+        let mut gaps: Vec<f64> = requests[1..].iter().map(|request| request.idle.seconds()).collect();
+        gaps.sort_by(f64::total_cmp);
+        assert!(gaps[0] >= 9.6 && gaps[gaps.len() - 1] <= 160.9, "{name}: {gaps:?}");
+        let budgets: Vec<u64> =
+            requests.iter().filter_map(|request| request.overrides.max_output_tokens).collect();
+        assert_eq!(budgets.len(), requests.len(), "{name}");
+        assert!(budgets.iter().all(|budget| (24..=48).contains(budget)), "{name}: {budgets:?}");
+    }
+}
+
+#[test]
+fn a_name_nobody_bundled_suggests_one() {
+    let error = open("stedy").unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "stedy: there is no bundled session of this name, nor such a file; did you mean `steady`?"
+    );
+    let error = open("sessions/absent.jsonl").unwrap_err().to_string();
+    assert!(error.starts_with("sessions/absent.jsonl: cannot be read: "), "{error}");
+}
