@@ -1,15 +1,37 @@
 //! Models: configuration, weights, tokenizer, chat template, architectures.
 //!
 //! [`load`] opens a GGUF file or a folder with `config.json` and `model.safetensors` and gives an executor on the
-//! configured device together with the text codec the files carry.
+//! configured device together with the text codec the files carry. [`inspect`] says what is in them without reading
+//! weights.
+//!
+//! A file format gives tensors by their part in the model ([`tensor::Checkpoint`]); an architecture ([`llama`]) is written
+//! against that and against [`crate::device::ops::Device`], so formats and devices know nothing of each other.
 
+mod file;
+mod folder;
+mod gguf;
+mod inspect;
+mod llama;
+mod resident;
+mod safetensors;
+mod tensor;
 pub mod text;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::config::{Config, DeviceKind};
 use crate::device::sim::Sim;
 use crate::device::{DeviceError, Executor};
+
+pub use folder::Folder;
+pub use gguf::{Gguf, Strings};
+pub use inspect::{ModelSummary, TensorTypeSummary, inspect};
+pub use llama::{Llama, LlamaConfig};
+pub use resident::Resident;
+pub use tensor::{Checkpoint, Tensor, TensorData, TensorListing, TensorRole};
+
+/// Values of `general.architecture` (GGUF) and `model_type` (folders) that can be loaded.
+pub const ARCHITECTURES: &[&str] = &["llama"];
 
 /// Why a model could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +56,16 @@ pub enum ModelError {
     },
 }
 
+impl ModelError {
+    fn file(path: &Path, problem: impl Into<String>, remedy: impl Into<String>) -> ModelError {
+        ModelError::File { path: path.to_owned(), problem: problem.into(), remedy: remedy.into() }
+    }
+
+    fn unreadable(path: &Path, error: &std::io::Error) -> ModelError {
+        ModelError::file(path, format!("cannot be read: {error}"), "check `model.path` and its permissions")
+    }
+}
+
 /// A model ready to run.
 pub struct Loaded {
     /// The model on its device.
@@ -43,13 +75,88 @@ pub struct Loaded {
 }
 
 /// Loads the configured model onto the configured device (`model.path`, `model.device`, `model.precision`,
-/// `cache.block_tokens` as the page size).
+/// `cache.block_tokens` as the page size). A folder without tokenizer gets [`text::TextCodec::bytes_only`].
 pub fn load(config: &Config) -> Result<Loaded, ModelError> {
     match config.model.device {
         DeviceKind::Sim => Ok(Loaded {
             executor: Box::new(Sim::new(&config.sim, config.cache.block_tokens)),
             text: text::TextCodec::synthetic(Sim::VOCAB as u32),
         }),
-        DeviceKind::Cpu => unimplemented!(),
+        DeviceKind::Cpu => load_cpu(config),
     }
+}
+
+fn load_cpu(config: &Config) -> Result<Loaded, ModelError> {
+    let path = config.model.path.as_deref().ok_or_else(|| {
+        ModelError::file(
+            Path::new("model.path"),
+            "no model is configured",
+            "give `--model PATH`, or `--device sim` to run without one",
+        )
+    })?;
+    let source = Source::open(path)?;
+    let _ = source;
+    unimplemented!()
+}
+
+/// An opened model, of either format.
+enum Source {
+    Gguf(Gguf),
+    Folder(Folder),
+}
+
+impl Source {
+    fn open(path: &Path) -> Result<Source, ModelError> {
+        if path.is_dir() {
+            return Folder::open(path).map(Source::Folder);
+        }
+        let gguf = Gguf::open(path)?;
+        let architecture = gguf.text("general.architecture")?.unwrap_or_default();
+        check_architecture(path, "general.architecture", architecture)?;
+        Ok(Source::Gguf(gguf))
+    }
+
+    fn checkpoint(&self) -> &dyn Checkpoint {
+        match self {
+            Source::Gguf(gguf) => gguf,
+            Source::Folder(folder) => folder,
+        }
+    }
+
+    fn llama(&self) -> Result<LlamaConfig, ModelError> {
+        match self {
+            Source::Gguf(gguf) => gguf.llama(),
+            Source::Folder(folder) => folder.llama(),
+        }
+    }
+
+    fn text(&self, vocab: usize) -> Result<text::TextCodec, ModelError> {
+        match self {
+            Source::Gguf(gguf) => text::TextCodec::from_gguf(gguf),
+            Source::Folder(folder) => text::TextCodec::from_folder(folder.path(), vocab),
+        }
+    }
+
+    /// The name shown for it: what the file says, or what it is called.
+    fn name(&self) -> String {
+        let path = self.checkpoint().path();
+        let given = match self {
+            Source::Gguf(gguf) => gguf.text("general.name").ok().flatten(),
+            Source::Folder(_) => None,
+        };
+        let called = || path.file_stem().or(path.file_name()).map(|name| name.to_string_lossy().into_owned());
+        given.map(str::to_owned).or_else(called).unwrap_or_else(|| "model".into())
+    }
+}
+
+fn check_architecture(path: &Path, field: &str, found: &str) -> Result<(), ModelError> {
+    if ARCHITECTURES.contains(&found) {
+        return Ok(());
+    }
+    let problem = if found.is_empty() {
+        format!("`{field}` is missing")
+    } else {
+        format!("`{field}` is `{found}`, an unknown architecture")
+    };
+    Err(ModelError::file(path, problem, format!("use a model of one of: {}", ARCHITECTURES.join(", "))))
 }

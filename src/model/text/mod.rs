@@ -6,6 +6,8 @@
 //! Segments do not cut: a token belongs to the segment its first byte lies in. Pieces are remembered, because consecutive turns of
 //! a session share almost all of them.
 
+mod bpe;
+mod carried;
 mod prompt;
 mod synthetic;
 mod template;
@@ -19,7 +21,7 @@ use crate::event::{Segment, SegmentRun};
 use crate::session::Conversation;
 use prompt::{Habits, Part, Prompt};
 use synthetic::Synthetic;
-use template::{CHATML, ChatTemplate, TemplateTokens};
+use template::ChatTemplate;
 use vocabulary::{BytesOnly, Special, Specials, Vocabulary};
 
 /// Why a prompt could not be rendered.
@@ -210,6 +212,11 @@ impl TextCodec {
     /// Ids the tokenizer has; `None` when it grows with the text it sees.
     pub fn vocabulary_size(&self) -> Option<usize> {
         self.vocabulary.size()
+    }
+
+    /// Whether the model brought a tokenizer.
+    pub fn has_tokenizer(&self) -> bool {
+        self.vocabulary.is_tokenizer()
     }
 
     /// Whether the template itself lays out tools and tool calls; otherwise they are folded into messages.

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use serde_json::json;
 
+use super::template::{CHATML, TemplateTokens};
 use super::*;
 use crate::session::{Message, Role, ToolCall};
 

@@ -20,6 +20,11 @@ pub(super) trait Vocabulary: Send + Sync {
 
     /// Ids it has, special tokens included; `None` when it grows.
     fn size(&self) -> Option<usize>;
+
+    /// Whether it is more than a stand-in.
+    fn is_tokenizer(&self) -> bool {
+        true
+    }
 }
 
 /// A token that is cut out of text before the vocabulary sees it.
@@ -114,6 +119,10 @@ impl Vocabulary for BytesOnly {
 
     fn size(&self) -> Option<usize> {
         Some(self.size)
+    }
+
+    fn is_tokenizer(&self) -> bool {
+        false
     }
 }
 

@@ -1,0 +1,72 @@
+//! A model file on disk, read in bounded pieces.
+//!
+//! Files are read, not mapped: a mapped file that shrinks while it is used ends the process by a signal, and what is packed for a
+//! device would count twice for as long as the map lives. The page cache makes a read one copy.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use super::ModelError;
+
+/// An open file and its length.
+#[derive(Debug)]
+pub(super) struct ModelFile {
+    path: PathBuf,
+    file: File,
+    len: u64,
+}
+
+impl ModelFile {
+    pub(super) fn open(path: &Path) -> Result<ModelFile, ModelError> {
+        let failed = |e: std::io::Error| ModelError::unreadable(path, &e);
+        let file = File::open(path).map_err(failed)?;
+        let metadata = file.metadata().map_err(failed)?;
+        if !metadata.is_file() {
+            return Err(ModelError::file(path, "is not a regular file", "give a model file"));
+        }
+        Ok(ModelFile { path: path.to_owned(), file, len: metadata.len() })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The bytes of `range`, which must lie within the file: the allocation is bounded by the file's length.
+    pub(super) fn read(&self, range: Range<u64>) -> Result<Vec<u8>, ModelError> {
+        if range.start > range.end || range.end > self.len {
+            let problem = format!("bytes {}..{} lie outside its {} bytes", range.start, range.end, self.len);
+            return Err(ModelError::file(&self.path, problem, "the file is truncated; fetch it again"));
+        }
+        let len = range.end - range.start;
+        let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or(0));
+        let mut file = &self.file;
+        file.seek(SeekFrom::Start(range.start)).map_err(|e| ModelError::unreadable(&self.path, &e))?;
+        file.take(len).read_to_end(&mut bytes).map_err(|e| ModelError::unreadable(&self.path, &e))?;
+        if bytes.len() as u64 == len {
+            return Ok(bytes);
+        }
+        Err(ModelError::file(&self.path, "it became shorter while it was read", "fetch it again"))
+    }
+}
+
+/// The text of a small side file such as `config.json`; `None` when it does not exist.
+pub(super) fn read_small(path: &Path, limit: u64) -> Result<Option<String>, ModelError> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let file = ModelFile::open(path)?;
+    if file.len() > limit {
+        let problem = format!("it has {} bytes, more than {limit}", file.len());
+        return Err(ModelError::file(path, problem, "use the file that belongs to the model"));
+    }
+    let bytes = file.read(0..file.len())?;
+    String::from_utf8(bytes)
+        .map(Some)
+        .map_err(|_| ModelError::file(path, "it is not UTF-8", "use the file that belongs to the model"))
+}

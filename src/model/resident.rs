@@ -1,0 +1,104 @@
+//! A model resident on a device: the executor the engine drives.
+
+use std::time::Instant;
+
+use crate::device::ops::Device;
+use crate::device::{DeviceError, Executor, ExecutorFacts, Forward, PageId, Span};
+use crate::event::Nanos;
+
+use super::ModelError;
+use super::llama::{Llama, LlamaConfig};
+use super::tensor::Checkpoint;
+
+/// A model, its device and its paged state.
+pub struct Resident<D: Device> {
+    device: D,
+    model: Llama<D>,
+    kv: D::Kv,
+    pages: usize,
+    facts: ExecutorFacts,
+}
+
+impl<D: Device> Resident<D> {
+    /// Loads a `llama` model onto `device`. `family` names the kernels whose state may be shared.
+    pub fn load(
+        mut device: D,
+        checkpoint: &dyn Checkpoint,
+        config: LlamaConfig,
+        name: String,
+        family: &'static str,
+        page_tokens: usize,
+    ) -> Result<Resident<D>, ModelError> {
+        let mut hasher = blake3::Hasher::new();
+        let model = Llama::load(&mut device, checkpoint, config, &mut hasher)?;
+        let shape = model.config().kv(page_tokens);
+        let kv = device
+            .new_kv(shape)
+            .map_err(|source| ModelError::Device { path: checkpoint.path().to_owned(), source })?;
+        let facts = ExecutorFacts {
+            model: name,
+            digest: *hasher.finalize().as_bytes(),
+            device: device.name(),
+            kernel: device.kernel(),
+            family,
+            precision: device.precision(),
+            identity: device.identity(),
+            vocab: model.config().vocab,
+            context_tokens: model.config().context,
+            page_tokens,
+            page_bytes: device.kv_page_bytes(shape),
+        };
+        Ok(Resident { device, model, kv, pages: 0, facts })
+    }
+
+    fn check(&self, span: &Span<'_>) -> Result<(), DeviceError> {
+        let end = span.start + span.tokens.len();
+        let covered = span.pages.len() * self.facts.page_tokens;
+        let broken = if span.tokens.is_empty() {
+            "a span has no tokens".to_owned()
+        } else if end > covered {
+            format!("{end} positions do not fit {} pages of {}", span.pages.len(), self.facts.page_tokens)
+        } else if end > self.facts.context_tokens {
+            format!("position {end} lies beyond the context of {} tokens", self.facts.context_tokens)
+        } else if let Some(page) = span.pages.iter().find(|page| page.0 as usize >= self.pages) {
+            format!("page {} is not reserved", page.0)
+        } else if let Some(token) = span.tokens.iter().find(|token| **token as usize >= self.facts.vocab) {
+            format!("token {token} is not in the vocabulary of {}", self.facts.vocab)
+        } else {
+            return Ok(());
+        };
+        Err(DeviceError::Contract(broken))
+    }
+}
+
+impl<D: Device> Executor for Resident<D>
+where
+    D::Table: Send,
+{
+    fn facts(&self) -> &ExecutorFacts {
+        &self.facts
+    }
+
+    fn reserve(&mut self, pages: usize) -> Result<(), DeviceError> {
+        if pages > self.pages {
+            self.device.reserve_kv(&mut self.kv, pages)?;
+            self.pages = pages;
+        }
+        Ok(())
+    }
+
+    fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError> {
+        spans.iter().try_for_each(|span| self.check(span))?;
+        let began = Instant::now();
+        if spans.is_empty() {
+            return Ok(Forward { logits: Vec::new(), compute: Nanos(0) });
+        }
+        let logits = self.model.forward(&mut self.device, &mut self.kv, spans)?;
+        self.device.evaluate(&mut self.kv)?;
+        Ok(Forward { logits, compute: Nanos::from(began.elapsed()) })
+    }
+
+    fn page_digest(&self, page: PageId, tokens: usize) -> [u8; 32] {
+        self.device.kv_digest(&self.kv, page, tokens)
+    }
+}
