@@ -4,8 +4,8 @@
 //! device would count twice for as long as the map lives. The page cache makes a read one copy.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::ModelError;
@@ -44,14 +44,11 @@ impl ModelFile {
             return Err(ModelError::file(&self.path, problem, "the file is truncated; fetch it again"));
         }
         let len = range.end - range.start;
-        let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or(0));
-        let mut file = &self.file;
-        file.seek(SeekFrom::Start(range.start)).map_err(|e| ModelError::unreadable(&self.path, &e))?;
-        file.take(len).read_to_end(&mut bytes).map_err(|e| ModelError::unreadable(&self.path, &e))?;
-        if bytes.len() as u64 == len {
-            return Ok(bytes);
+        let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+        match self.file.read_exact_at(&mut bytes, range.start) {
+            Ok(()) => Ok(bytes),
+            Err(error) => Err(ModelError::unreadable(&self.path, &error)),
         }
-        Err(ModelError::file(&self.path, "it became shorter while it was read", "fetch it again"))
     }
 }
 

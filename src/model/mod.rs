@@ -20,6 +20,7 @@ pub mod text;
 use std::path::{Path, PathBuf};
 
 use crate::config::{Config, DeviceKind};
+use crate::device::cpu::{Cpu, CpuOptions};
 use crate::device::sim::Sim;
 use crate::device::{DeviceError, Executor};
 
@@ -95,8 +96,17 @@ fn load_cpu(config: &Config) -> Result<Loaded, ModelError> {
         )
     })?;
     let source = Source::open(path)?;
-    let _ = source;
-    unimplemented!()
+    let sizes = source.llama()?;
+    let options =
+        CpuOptions { precision: config.model.precision, threads: config.model.threads, kernel: None };
+    let device = Cpu::new(options).map_err(|source| ModelError::Device { path: path.to_owned(), source })?;
+    let vocab = sizes.vocab;
+    // The tokenizer takes about as long as the weights, so they load side by side.
+    let (executor, text) = rayon::join(
+        || Resident::load(device, source.checkpoint(), sizes, source.name(), config.cache.block_tokens),
+        || source.text(vocab),
+    );
+    Ok(Loaded { executor: Box::new(executor?), text: text? })
 }
 
 /// An opened model, of either format.

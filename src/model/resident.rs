@@ -20,13 +20,12 @@ pub struct Resident<D: Device> {
 }
 
 impl<D: Device> Resident<D> {
-    /// Loads a `llama` model onto `device`. `family` names the kernels whose state may be shared.
+    /// Loads a `llama` model onto `device`.
     pub fn load(
         mut device: D,
         checkpoint: &dyn Checkpoint,
         config: LlamaConfig,
         name: String,
-        family: &'static str,
         page_tokens: usize,
     ) -> Result<Resident<D>, ModelError> {
         let mut hasher = blake3::Hasher::new();
@@ -40,7 +39,8 @@ impl<D: Device> Resident<D> {
             digest: *hasher.finalize().as_bytes(),
             device: device.name(),
             kernel: device.kernel(),
-            family,
+            // All kernels of a device give the same state.
+            family: device.name(),
             precision: device.precision(),
             identity: device.identity(),
             vocab: model.config().vocab,

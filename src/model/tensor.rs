@@ -125,7 +125,7 @@ impl Tensor {
 }
 
 /// Where an architecture gets its tensors from: a GGUF file or a folder.
-pub trait Checkpoint {
+pub trait Checkpoint: Sync {
     /// The tensor of `role`, rows as the file has them; `None` when the checkpoint has none.
     fn tensor(&self, role: TensorRole) -> Result<Option<Tensor>, ModelError>;
 

@@ -53,8 +53,18 @@ fn a_turn_begins_with_the_turn_before_it_unless_the_session_rewrites_history() {
                     let (old, new) = (&before.conversation, &after.conversation);
                     assert!(new.messages.starts_with(&old.messages), "{name}: {}", after.name);
                     let grown = new.messages.len() - old.messages.len();
-                    assert_eq!(grown, 1 + after.appended.len(), "{name}: {}: the reply lies between", after.name);
-                    assert_eq!((&new.system, &new.tools), (&old.system, &old.tools), "{name}: {}", after.name);
+                    assert_eq!(
+                        grown,
+                        1 + after.appended.len(),
+                        "{name}: {}: the reply lies between",
+                        after.name
+                    );
+                    assert_eq!(
+                        (&new.system, &new.tools),
+                        (&old.system, &old.tools),
+                        "{name}: {}",
+                        after.name
+                    );
                 }
             }
         }
