@@ -7,8 +7,9 @@ use std::path::Path;
 use toml::de::DeTable;
 use toml::{Table, Value};
 
+use super::Config;
+use super::check::{Refused, check};
 use super::suggest::nearest;
-use super::{Config, IdleConfig};
 
 /// The longest configuration file that is read, bytes.
 const LONGEST_FILE: u64 = 1 << 20;
@@ -25,7 +26,7 @@ pub struct ConfigError {
     pub remedy: String,
 }
 
-/// A key set outside the file: by `--set`, or by an option that is sugar for it.
+/// A key and its value, set by a line of a file, by `--set`, or by an option that is sugar for it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Override {
     origin: String,
@@ -52,45 +53,63 @@ impl Override {
             });
         };
         let parsed: Option<Value> =
-            toml::from_str::<Table>(&format!("value = {text}")).ok().and_then(|mut t| t.remove("value"));
+            toml::from_str::<Table>(&format!("value = {text}")).ok().and_then(only_value);
         let value = parsed.unwrap_or_else(|| Value::String(text.to_owned()));
         Ok(Override { origin, key: key.trim().to_owned(), value })
     }
 }
 
+/// The value of the one line `value = …`; nothing where the text smuggled in further lines.
+fn only_value(mut table: Table) -> Option<Value> {
+    if table.len() == 1 { table.remove("value") } else { None }
+}
+
 /// The defaults, with `file` put over them, with `overrides` put over that, later ones over earlier ones.
 pub fn load(file: Option<&Path>, overrides: &[Override]) -> Result<Config, ConfigError> {
     let known = known_keys();
-    let mut table = match file {
+    let mut settings = match file {
         Some(path) => read_file(path, &known)?,
-        None => Table::new(),
+        None => Vec::new(),
     };
-    let mut config = Config::deserialize_from(&table, "the configuration", "")?;
-    if let Some(path) = file {
-        check(&config, &path.display().to_string())?;
-    }
-    for Override { origin, key, value } in overrides {
-        let Some((section, name)) = key.split_once('.').filter(|_| known.contains(key)) else {
-            return Err(unknown_key(origin.clone(), key, &known));
+    settings.extend_from_slice(overrides);
+    let mut table = Table::new();
+    for setting in &mut settings {
+        let Some((section, name)) = setting.key.split_once('.').filter(|_| known.contains(&setting.key))
+        else {
+            return Err(unknown_key(setting.origin.clone(), &setting.key, &known));
         };
-        let section = table.entry(section).or_insert_with(|| Value::Table(Table::new()));
-        if let Value::Table(section) = section {
-            section.insert(name.to_owned(), value.clone());
+        // Each setting is tried by itself, so that a value of the wrong type is told with its own place.
+        if let Err(error) = alone(section, name, &setting.value) {
+            return Err(ConfigError {
+                origin: setting.origin.clone(),
+                problem: format!("`{}`: {}", setting.key, error.message().trim_end()),
+                remedy: default_of(&setting.key),
+            });
         }
-        config = Config::deserialize_from(&table, origin, key)?;
-        check(&config, origin)?;
+        if let Value::Table(section) = table.entry(section).or_insert_with(|| Value::Table(Table::new())) {
+            section.insert(name.to_owned(), setting.value.clone());
+        }
     }
+    let config: Config = table.try_into().map_err(|error: toml::de::Error| ConfigError {
+        origin: "the configuration".to_owned(),
+        problem: error.message().to_owned(),
+        remedy: "leave the key out for its default".to_owned(),
+    })?;
+    check(&config).map_err(|Refused { key, value, allowed }| {
+        let set_by = settings.iter().rev().find(|setting| setting.key == key);
+        ConfigError {
+            origin: set_by.map_or("the default", |setting| &setting.origin).to_owned(),
+            problem: format!("`{key}` is {value}, which is out of range"),
+            remedy: format!("allowed is {allowed}; {}", default_of(key)),
+        }
+    })?;
     Ok(config)
 }
 
-impl Config {
-    fn deserialize_from(table: &Table, origin: &str, key: &str) -> Result<Config, ConfigError> {
-        table.clone().try_into().map_err(|error: toml::de::Error| ConfigError {
-            origin: origin.to_owned(),
-            problem: format!("`{key}`: {}", error.message()),
-            remedy: default_of(key),
-        })
-    }
+/// The defaults with one key set.
+fn alone(section: &str, name: &str, value: &Value) -> Result<Config, toml::de::Error> {
+    let inner = Table::from_iter([(name.to_owned(), value.clone())]);
+    Table::from_iter([(section.to_owned(), Value::Table(inner))]).try_into()
 }
 
 fn default_of(key: &str) -> String {
@@ -140,41 +159,55 @@ fn unknown_key(origin: String, key: &str, known: &[String]) -> ConfigError {
     ConfigError { origin, problem: format!("unknown key `{key}`"), remedy }
 }
 
-fn read_file(path: &Path, known: &[String]) -> Result<Table, ConfigError> {
+/// What `path` sets, in the order of the file.
+fn read_file(path: &Path, known: &[String]) -> Result<Vec<Override>, ConfigError> {
     let shown = path.display();
-    let at_line = |text: &str, offset: Option<usize>| match offset.and_then(|o| text.get(..o)) {
+    let text = read_bounded(path)?;
+    let at_line = |offset: Option<usize>| match offset.and_then(|offset| text.get(..offset)) {
         Some(before) => format!("{shown}:{}", before.matches('\n').count() + 1),
         None => shown.to_string(),
     };
-    let text = read_bounded(path)?;
     let syntax = |error: toml::de::Error| ConfigError {
-        origin: at_line(&text, error.span().map(|s| s.start)),
-        problem: error.message().to_owned(),
+        origin: at_line(error.span().map(|span| span.start)),
+        problem: error.message().trim_end().to_owned(),
         remedy: "write TOML: `[section]` and `key = value`".to_owned(),
     };
+    let values: Table = toml::from_str(&text).map_err(syntax)?;
     let spanned = DeTable::parse(&text).map_err(syntax)?;
-    for (section, value) in spanned.get_ref() {
-        let name: &str = section.get_ref();
-        let Some(keys) = value.get_ref().as_table() else {
-            return Err(unknown_key(at_line(&text, Some(section.span().start)), name, known));
+    let mut settings = Vec::new();
+    for (section, keys) in spanned.get_ref() {
+        let at = at_line(Some(section.span().start));
+        let section: &str = section.get_ref();
+        let known_section = known.iter().any(|key| section_of(key) == section);
+        let Some(keys) = keys.get_ref().as_table().filter(|_| known_section) else {
+            return Err(not_a_section(at, section, known_section, known));
         };
-        let known_section = known.iter().any(|k| k.split_once('.').is_some_and(|(s, _)| s == name));
-        if !known_section && keys.is_empty() {
-            return Err(unknown_key(at_line(&text, Some(section.span().start)), name, known));
-        }
-        for key in keys.keys() {
-            let full = format!("{name}.{}", key.get_ref());
-            if !known.contains(&full) {
-                return Err(unknown_key(at_line(&text, Some(key.span().start)), &full, known));
+        for name in keys.keys() {
+            let start = name.span().start;
+            let name: &str = name.get_ref();
+            let key = format!("{section}.{name}");
+            if let Some(value) = values.get(section).and_then(|section| section.get(name)) {
+                settings.push((start, Override { origin: at_line(Some(start)), key, value: value.clone() }));
             }
         }
     }
-    toml::from_str::<Config>(&text).map_err(|error| ConfigError {
-        origin: at_line(&text, error.span().map(|s| s.start)),
-        problem: error.message().to_owned(),
-        remedy: "leave the key out for its default".to_owned(),
-    })?;
-    toml::from_str(&text).map_err(syntax)
+    settings.sort_by_key(|(start, _)| *start);
+    Ok(settings.into_iter().map(|(_, setting)| setting).collect())
+}
+
+fn not_a_section(origin: String, name: &str, known_section: bool, known: &[String]) -> ConfigError {
+    if known_section {
+        let remedy = format!("write `[{name}]` on a line of its own, its keys below");
+        return ConfigError { origin, problem: format!("`{name}` is a section"), remedy };
+    }
+    match nearest(name, known.iter().map(|key| section_of(key))) {
+        Some(meant) => ConfigError {
+            origin,
+            problem: format!("unknown section `{name}`"),
+            remedy: format!("did you mean `[{meant}]`?"),
+        },
+        None => unknown_key(origin, name, known),
+    }
 }
 
 fn read_bounded(path: &Path) -> Result<String, ConfigError> {
@@ -195,65 +228,12 @@ fn read_bounded(path: &Path) -> Result<String, ConfigError> {
     String::from_utf8(bytes).map_err(|_| refuse("not UTF-8".to_owned(), "save it as UTF-8"))
 }
 
-/// Refuses values that have the right type and make no sense.
-fn check(config: &Config, origin: &str) -> Result<(), ConfigError> {
-    let Config { model, cache, scheduler, replay, sampling, sim, ui } = config;
-    let not_negative = |v: f64| v.is_finite() && v >= 0.0;
-    let idle = match replay.idle {
-        IdleConfig::Seconds(seconds) => not_negative(seconds),
-        IdleConfig::Word(_) => true,
-    };
-    let share = |v: f32| (0.0..=1.0).contains(&v);
-    let rules: &[(&str, bool, &str)] = &[
-        ("model.threads", model.threads <= 1024, "0 (one a core) to 1024"),
-        (
-            "cache.block_tokens",
-            (64..=65_536).contains(&cache.block_tokens) && cache.block_tokens.is_multiple_of(64),
-            "a multiple of 64 up to 65536",
-        ),
-        ("cache.ram_bytes", cache.ram_bytes > 0, "more than 0"),
-        ("scheduler.max_sequences", (1..=1024).contains(&scheduler.max_sequences), "1 to 1024"),
-        ("scheduler.chunk_tokens", (1..=65_536).contains(&scheduler.chunk_tokens), "1 to 65536"),
-        ("replay.idle", idle, "`recorded`, `zero`, or seconds from 0"),
-        ("replay.idle_scale", not_negative(replay.idle_scale), "a factor from 0"),
-        ("replay.max_output_tokens", replay.max_output_tokens > 0, "at least 1"),
-        ("sampling.temperature", not_negative(sampling.temperature.into()), "0 (greedy) or more"),
-        ("sampling.top_p", share(sampling.top_p) && sampling.top_p > 0.0, "above 0, up to 1"),
-        ("sampling.min_p", share(sampling.min_p), "0 to 1"),
-        (
-            "sampling.repetition_penalty",
-            sampling.repetition_penalty.is_finite() && sampling.repetition_penalty > 0.0,
-            "above 0",
-        ),
-        ("sim.context_tokens", (64..=1 << 24).contains(&sim.context_tokens), "64 to 16777216"),
-        ("sim.prefill_us_per_token", not_negative(sim.prefill_us_per_token), "0 or more"),
-        (
-            "sim.prefill_us_per_token_per_kilotoken",
-            not_negative(sim.prefill_us_per_token_per_kilotoken),
-            "0 or more",
-        ),
-        ("sim.decode_us_per_token", not_negative(sim.decode_us_per_token), "0 or more"),
-        ("sim.forward_us", not_negative(sim.forward_us), "0 or more"),
-        ("sim.restore_us_per_kilotoken", not_negative(sim.restore_us_per_kilotoken), "0 or more"),
-        ("sim.state_bytes_per_token", (1..=1 << 24).contains(&sim.state_bytes_per_token), "1 to 16777216"),
-        ("ui.max_fps", (1..=240).contains(&ui.max_fps), "1 to 240"),
-    ];
-    match rules.iter().find(|(_, holds, _)| !holds) {
-        None => Ok(()),
-        Some((key, _, allowed)) => Err(ConfigError {
-            origin: origin.to_owned(),
-            problem: format!("`{key}` is out of range"),
-            remedy: format!("allowed is {allowed}; {}", default_of(key)),
-        }),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::config::{ClockKind, DeviceKind, IdleWord};
+    use crate::config::{ClockKind, DeviceKind, IdleConfig, IdleWord};
     use crate::session::ReplayMode;
 
     fn set(arguments: &[&str]) -> Result<Config, ConfigError> {
@@ -346,7 +326,7 @@ mod tests {
             ("[cache]\nblock_tokens = \"x\"\n", 2, "invalid type"),
             ("[cache\n", 1, "TOML"),
             ("block_tokens = 256\n", 1, "`cache.block_tokens`"),
-            ("[model]\n[cach]\n", 2, "unknown key `cach`"),
+            ("[model]\n[cach]\n", 2, "unknown section `cach`"),
         ] {
             let file = file(text);
             let error = load(Some(file.path()), &[]).unwrap_err().to_string();

@@ -1,5 +1,10 @@
 //! Configuration: typed TOML, one source of defaults, `--set section.key=value` on top.
+//!
+//! [`load`] puts a file over the defaults and overrides over both, and refuses what it does not know or what makes no
+//! sense, naming file, line, key and remedy. [`DEFAULTS`] is the file that says the same as no file at all.
 
+mod bytes;
+mod check;
 mod load;
 pub mod suggest;
 
@@ -10,6 +15,9 @@ use serde::{Deserialize, Serialize};
 use crate::decode::Sampling;
 use crate::session::ReplayMode;
 pub use load::{ConfigError, Override, load};
+
+/// A configuration file with every key, its default and what it means.
+pub const DEFAULTS: &str = include_str!("../../configs/default.toml");
 
 /// The whole configuration. Every key has a default; an unknown key is an error.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -79,7 +87,8 @@ pub struct CacheConfig {
     pub enabled: bool,
     /// Tokens a block holds; a multiple of 64.
     pub block_tokens: usize,
-    /// Upper bound of state in RAM, running requests included, bytes.
+    /// Upper bound of state in RAM, running requests included, bytes; `"4GiB"` in a file.
+    #[serde(deserialize_with = "bytes::deserialize")]
     pub ram_bytes: u64,
 }
 
@@ -179,7 +188,8 @@ pub struct SimConfig {
     pub forward_us: f64,
     /// Time to restore a thousand tokens, microseconds.
     pub restore_us_per_kilotoken: f64,
-    /// Bytes of state a token has.
+    /// Bytes of state a token has; `"64KiB"` in a file.
+    #[serde(deserialize_with = "bytes::deserialize")]
     pub state_bytes_per_token: usize,
     /// Changes the pseudo-model's replies.
     pub seed: u64,

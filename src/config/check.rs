@@ -1,0 +1,90 @@
+//! Values that have the right type and make no sense.
+
+use super::{Config, DeviceKind, IdleConfig};
+
+/// A value that is refused.
+#[derive(Debug, PartialEq)]
+pub(super) struct Refused {
+    /// Its key, `section.key`.
+    pub(super) key: &'static str,
+    /// The value.
+    pub(super) value: String,
+    /// What is allowed.
+    pub(super) allowed: String,
+}
+
+/// Checks every value by itself, then those that must fit together.
+pub(super) fn check(config: &Config) -> Result<(), Refused> {
+    let Config { model, cache, scheduler, replay, sampling, sim, ui } = config;
+    whole("model.threads", model.threads, 0, 1024)?;
+    whole("cache.block_tokens", cache.block_tokens, 64, 8192)?;
+    require(
+        cache.block_tokens.is_multiple_of(64),
+        "cache.block_tokens",
+        cache.block_tokens,
+        "a multiple of 64 from 64 to 8192",
+    )?;
+    whole("scheduler.max_sequences", scheduler.max_sequences, 1, 1024)?;
+    whole("scheduler.chunk_tokens", scheduler.chunk_tokens, 1, 65_536)?;
+    if let IdleConfig::Seconds(seconds) = replay.idle {
+        not_negative("replay.idle", seconds)?;
+    }
+    not_negative("replay.idle_scale", replay.idle_scale)?;
+    require(
+        replay.max_output_tokens > 0,
+        "replay.max_output_tokens",
+        replay.max_output_tokens,
+        "at least 1",
+    )?;
+    not_negative("sampling.temperature", sampling.temperature.into())?;
+    let share = |value: f32| (0.0..=1.0).contains(&value);
+    require(
+        share(sampling.top_p) && sampling.top_p > 0.0,
+        "sampling.top_p",
+        sampling.top_p,
+        "a fraction above 0, up to 1",
+    )?;
+    require(share(sampling.min_p), "sampling.min_p", sampling.min_p, "a fraction from 0 to 1")?;
+    require(
+        sampling.repetition_penalty.is_finite() && sampling.repetition_penalty > 0.0,
+        "sampling.repetition_penalty",
+        sampling.repetition_penalty,
+        "a factor above 0",
+    )?;
+    whole("sim.context_tokens", sim.context_tokens, 64, 1 << 24)?;
+    not_negative("sim.prefill_us_per_token", sim.prefill_us_per_token)?;
+    not_negative("sim.prefill_us_per_token_per_kilotoken", sim.prefill_us_per_token_per_kilotoken)?;
+    not_negative("sim.decode_us_per_token", sim.decode_us_per_token)?;
+    not_negative("sim.forward_us", sim.forward_us)?;
+    not_negative("sim.restore_us_per_kilotoken", sim.restore_us_per_kilotoken)?;
+    whole("sim.state_bytes_per_token", sim.state_bytes_per_token, 1, 1 << 24)?;
+    whole("ui.max_fps", ui.max_fps as usize, 1, 60)?;
+    check_ram(config)
+}
+
+/// The smallest state is one block. What a token of it takes is known before loading on the sim device only; a model
+/// that needs more says so when it is loaded.
+fn check_ram(config: &Config) -> Result<(), Refused> {
+    let block = match config.model.device {
+        DeviceKind::Sim => config.cache.block_tokens as u64 * config.sim.state_bytes_per_token as u64,
+        DeviceKind::Cpu => 1 << 20,
+    };
+    require(
+        config.cache.ram_bytes >= block,
+        "cache.ram_bytes",
+        config.cache.ram_bytes,
+        &format!("at least {block}, room for one block"),
+    )
+}
+
+fn require(holds: bool, key: &'static str, value: impl ToString, allowed: &str) -> Result<(), Refused> {
+    if holds { Ok(()) } else { Err(Refused { key, value: value.to_string(), allowed: allowed.into() }) }
+}
+
+fn whole(key: &'static str, value: usize, least: usize, most: usize) -> Result<(), Refused> {
+    require((least..=most).contains(&value), key, value, &format!("{least} to {most}"))
+}
+
+fn not_negative(key: &'static str, value: f64) -> Result<(), Refused> {
+    require(value.is_finite() && value >= 0.0, key, value, "a finite number, 0 or more")
+}
