@@ -1,15 +1,25 @@
 //! The command line as a process: what goes in, what comes out, and with which exit code.
 
+mod bad_input;
+mod real_model;
+
+use std::ffi::OsStr;
+use std::path::Path;
 use std::process::{Command, Output};
 
-/// The binary, with an environment that cannot change what it does.
+use clap::CommandFactory;
+use serde_json::Value;
+
+/// The binary, in an environment that cannot change what it does.
 fn escarp() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_escarp"));
-    command.env_remove("ESCARP_MODEL").env_remove("RUST_LOG");
+    for name in ["ESCARP_MODEL", "RUST_LOG", "RUST_BACKTRACE"] {
+        command.env_remove(name);
+    }
     command
 }
 
-fn run(arguments: &[&str]) -> Output {
+fn run<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
     escarp().args(arguments).output().unwrap()
 }
 
@@ -21,11 +31,218 @@ fn stderr(output: &Output) -> &str {
     std::str::from_utf8(&output.stderr).unwrap()
 }
 
+/// Standard output of a run that must succeed.
+fn succeed<S: AsRef<OsStr>>(arguments: &[S]) -> String {
+    let output = run(arguments);
+    assert!(output.status.success(), "{}", stderr(&output));
+    stdout(&output).to_owned()
+}
+
+/// What `replay --json` prints: one object a line.
+fn rows(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn number(row: &Value, field: &str) -> u64 {
+    row[field].as_u64().unwrap_or_else(|| panic!("`{field}` is {} in {row}", row[field]))
+}
+
+/// The `ledger: …` line of a summary.
+fn ledger_hash(text: &str) -> &str {
+    let hash = text.lines().find_map(|line| line.strip_prefix("ledger: "));
+    hash.unwrap_or_else(|| panic!("no ledger hash in {text}"))
+}
+
+fn names() -> impl Iterator<Item = &'static str> {
+    escarp::session::bundled().iter().map(|(name, _)| *name)
+}
+
+/// What must hold for every row of every replay.
+fn check_rows(rows: &[Value]) {
+    assert!(!rows.is_empty());
+    let mut before = None;
+    for row in rows {
+        assert_eq!(row["error"], Value::Null, "{row}");
+        let (checkpoint, prompt) = (number(row, "checkpoint_tokens"), number(row, "prompt_tokens"));
+        assert_eq!(checkpoint + number(row, "uncached_suffix"), prompt, "{row}");
+        assert!(checkpoint < prompt, "at least one token is computed: {row}");
+        assert!(checkpoint <= number(row, "matched_with_state_tokens"), "{row}");
+        assert!(number(row, "matched_with_state_tokens") <= number(row, "matched_tokens"), "{row}");
+        assert_eq!(row["cliff"].as_bool(), before.map(|b| checkpoint < b), "{row}");
+        before = Some(checkpoint);
+    }
+}
+
+#[test]
+fn help_of_every_command() {
+    let mut all = String::new();
+    let mut root = escarp::cli::Args::command().term_width(100);
+    all += &root.render_help().to_string();
+    for command in root.get_subcommands() {
+        // A subcommand by itself does not know whose it is.
+        let name = format!("escarp {}", command.get_name());
+        let help = command.clone().bin_name(name).term_width(100).render_help();
+        all += &format!("\n---- escarp {} --help\n{help}", command.get_name());
+    }
+    insta::assert_snapshot!(all);
+}
+
 #[test]
 fn completions_generate() {
     for shell in ["bash", "zsh", "fish"] {
-        let output = run(&["completions", shell]);
-        assert!(output.status.success(), "{}", stderr(&output));
-        assert!(stdout(&output).contains("max-output-tokens"), "{shell}");
+        assert!(succeed(&["completions", shell]).contains("max-output-tokens"), "{shell}");
     }
+}
+
+#[test]
+fn rows_of_every_bundled_session_add_up_on_sim() {
+    for name in names() {
+        let rows = rows(&succeed(&["replay", "--device", "sim", "--session", name, "--json"]));
+        check_rows(&rows);
+        for (index, row) in rows.iter().enumerate() {
+            assert_eq!((number(row, "request"), number(row, "turn")), (index as u64 + 1, index as u64 + 1));
+        }
+    }
+}
+
+#[test]
+fn the_same_replay_gives_the_same_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let replay = |file: &str| {
+        let path = folder.path().join(file);
+        let arguments =
+            ["replay", "--device", "sim", "--session", "quick", "--record", path.to_str().unwrap()];
+        (succeed(&arguments), std::fs::read(&path).unwrap())
+    };
+    let (first, second) = (replay("first.jsonl"), replay("second.jsonl"));
+    assert_eq!(first.0, second.0);
+    assert!(first.1 == second.1, "the recordings differ");
+}
+
+#[test]
+fn a_recording_has_the_ledger_of_its_run_and_is_private() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.jsonl");
+    let path = path.to_str().unwrap();
+    let table = succeed(&["replay", "--device", "sim", "--session", "quick", "--record", path]);
+    let inspected = succeed(&["inspect", path]);
+    assert_eq!(table.split_once("\n\n"), inspected.split_once("\n\n"), "the same table and the same summary");
+    let json: Value = serde_json::from_str(&succeed(&["inspect", path, "--json"])).unwrap();
+    assert_eq!(json["ledger"], ledger_hash(&table));
+    assert_eq!((&json["complete"], &json["lost"]), (&Value::Bool(true), &Value::Array(Vec::new())));
+    let replayed = rows(&succeed(&["replay", "--device", "sim", "--session", "quick", "--json"]));
+    assert_eq!(json["rows"], Value::Array(replayed));
+    assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
+    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["run.jsonl"]);
+}
+
+#[test]
+fn options_do_what_they_say() {
+    let quick = ["replay", "--device", "sim", "--session", "quick", "--json"];
+    let with = |more: &[&str]| rows(&succeed(&[&quick[..], more].concat()));
+    let plain = with(&[]);
+    assert_eq!(with(&["--turns", "2"]), plain[..2]);
+    assert!(with(&["--idle", "0.5"]).iter().all(|row| row["idle_s"] == 0.5));
+    assert!(with(&["--idle", "zero"]).iter().all(|row| row["idle_s"] == 0.0));
+    assert_eq!(with(&["--set", "replay.idle=zero"]), with(&["--idle", "zero"]));
+    let small = with(&["--set", "cache.block_tokens=64"]);
+    assert!(small.iter().any(|row| number(row, "checkpoint_tokens") % 256 != 0));
+    assert!(small.iter().all(|row| number(row, "checkpoint_tokens") % 64 == 0));
+    assert!(with(&["--set", "cache.enabled=false"]).iter().all(|row| number(row, "checkpoint_tokens") == 0));
+    let live = with(&["--mode", "live"]);
+    assert_eq!(live[0], plain[0]);
+    assert_ne!(live[1]["prompt_tokens"], plain[1]["prompt_tokens"], "the model's own reply is another text");
+}
+
+#[test]
+fn a_configuration_file_sets_what_flags_set() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sim.toml");
+    std::fs::write(&path, "[model]\ndevice = \"sim\"\n[replay]\nidle = 2\n").unwrap();
+    let from_file = succeed(&["replay", "--session", "quick", "--json", "--config", path.to_str().unwrap()]);
+    assert_eq!(
+        from_file,
+        succeed(&["replay", "--session", "quick", "--json", "--device", "sim", "--idle", "2"])
+    );
+}
+
+#[test]
+fn a_reader_that_leaves_ends_the_command_quietly() {
+    let mut child = escarp()
+        .args(["logits", "--device", "sim", "--json", "--tokens", &vec!["1"; 4_096].join(",")])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{:?}", output.status);
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn logits_do_not_depend_on_the_chunk() {
+    let logits = |chunk: &[&str]| {
+        succeed(&[&["logits", "--device", "sim", "--tokens", "5,6,7,8,9", "--json"], chunk].concat())
+    };
+    let whole = logits(&[]);
+    let json: Value = serde_json::from_str(&whole).unwrap();
+    assert_eq!(json["tokens"], serde_json::json!([5, 6, 7, 8, 9]));
+    let lengths: Vec<_> =
+        json["logits"].as_array().unwrap().iter().map(|row| row.as_array().unwrap().len()).collect();
+    assert!(lengths.len() == 5 && lengths.iter().all(|length| *length == lengths[0] && *length > 0));
+    for chunk in ["1", "2", "4"] {
+        assert_eq!(logits(&["--chunk", chunk]), whole, "chunks of {chunk}");
+    }
+}
+
+#[test]
+fn bench_prints_the_cost_model_on_sim() {
+    let text = succeed(&["bench", "--device", "sim", "--sizes", "512,1024", "--json"]);
+    let report: Value = serde_json::from_str(&text).unwrap();
+    let runs = report["runs"].as_array().unwrap();
+    assert_eq!(runs.iter().map(|r| number(r, "prompt")).collect::<Vec<_>>(), [512, 1024]);
+    // 3.83 ms a token and a little for depth; 40 ms a decoded token.
+    let speeds = |field: &str| runs.iter().map(|r| r[field].as_f64().unwrap()).collect::<Vec<_>>();
+    assert!(speeds("prefill_tps").iter().all(|s| (240.0..262.0).contains(s)), "{text}");
+    assert!(speeds("decode_tps").iter().all(|s| (23.0..25.1).contains(s)), "{text}");
+    assert!(runs.iter().all(|r| r["bandwidth_share"].is_null()), "nobody measured it: {text}");
+}
+
+#[test]
+fn inspect_describes_a_session() {
+    let json: Value = serde_json::from_str(&succeed(&["inspect", "quick", "--json"])).unwrap();
+    let replayed = rows(&succeed(&["replay", "--device", "sim", "--session", "quick", "--json"]));
+    let requests = json["requests"].as_array().unwrap();
+    let names = |rows: &[Value]| rows.iter().map(|row| row["name"].clone()).collect::<Vec<_>>();
+    assert_eq!(names(requests), names(&replayed));
+    assert!(requests.iter().all(|r| r["prompt_tokens"].is_null()), "no tokenizer was given");
+    assert!(succeed(&["inspect", "quick"]).lines().count() >= requests.len() + 4);
+}
+
+/// Every example that needs no file runs as it is printed.
+#[test]
+fn examples_on_the_simulated_device_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let help = |command: &clap::Command| command.get_after_help().map(|h| h.to_string()).unwrap_or_default();
+    let texts: Vec<_> = escarp::cli::Args::command().get_subcommands().map(help).collect();
+    let lines = texts.iter().flat_map(|text| text.lines()).map(str::trim);
+    let runnable = |line: &&str| {
+        let starts = ["escarp replay", "escarp logits", "escarp bench"].iter().any(|s| line.starts_with(s));
+        (starts && line.contains("--device sim"))
+            || line.starts_with("escarp completions")
+            || *line == "escarp inspect steady"
+    };
+    let mut ran = 0;
+    for line in lines.filter(runnable) {
+        let arguments: Vec<_> = line.split_whitespace().skip(1).collect();
+        let output = escarp().args(arguments).current_dir(folder.path()).output().unwrap();
+        assert!(output.status.success(), "{line}: {}", stderr(&output));
+        ran += 1;
+    }
+    assert!(ran >= 6, "only {ran} examples ran");
+    assert!(Path::exists(&folder.path().join("run.jsonl")), "the example with --record leaves its file");
 }

@@ -1,0 +1,81 @@
+//! The main job on a real model: every bundled session on SmolLM2-135M-Instruct.
+
+use serde_json::Value;
+
+use super::{check_rows, names, number, rows, run, stderr, stdout};
+
+/// Tokens of the model's context.
+const CONTEXT: u64 = 8_192;
+const BLOCK: u64 = 256;
+
+/// The model's path, or `None` with a line that says what was skipped.
+fn model(test: &str) -> Option<String> {
+    let path = std::env::var("ESCARP_SMOLLM2").ok();
+    if path.is_none() {
+        eprintln!("skipped {test}: ESCARP_SMOLLM2 is not set");
+    }
+    path
+}
+
+/// A session's rows, and what was said on standard error. The shortest replies: they cost the most and show the least here.
+fn replay(model: &str, session: &str) -> (Vec<Value>, String) {
+    let output = run(&[
+        "replay",
+        "--model",
+        model,
+        "--session",
+        session,
+        "--json",
+        "--set",
+        "replay.max_output_tokens=4",
+    ]);
+    assert!(output.status.success(), "{session}: {}", stderr(&output));
+    let rows = rows(stdout(&output));
+    check_rows(&rows);
+    (rows, stderr(&output).to_owned())
+}
+
+#[test]
+fn every_bundled_session_replays() {
+    let Some(model) = model("every_bundled_session_replays") else { return };
+    for name in names() {
+        let (rows, said) = replay(&model, name);
+        let longest = rows.iter().map(|row| number(row, "prompt_tokens")).max().unwrap();
+        assert!(longest < CONTEXT, "{name}");
+        let known = escarp::session::open(name).unwrap().requests.len();
+        let cut = said.contains("session cut after") && said.contains("8,192");
+        assert_eq!(rows.len() < known, cut, "{name}: {} of {known} requests ran; {said}", rows.len());
+        match name {
+            "steady" => the_checkpoint_rises_by_whole_blocks(&rows),
+            "tools-change" => the_fall_names_the_tools(&rows),
+            "compaction" => the_fall_names_the_compaction(&rows),
+            "append-heavy" => assert!(cut, "this session is longer than the context"),
+            _ => {}
+        }
+    }
+}
+
+fn the_checkpoint_rises_by_whole_blocks(rows: &[Value]) {
+    let checkpoints: Vec<_> = rows.iter().map(|row| number(row, "checkpoint_tokens")).collect();
+    assert!(checkpoints.iter().all(|tokens| tokens % BLOCK == 0), "{checkpoints:?}");
+    assert!(checkpoints.windows(2).all(|pair| pair[0] <= pair[1]), "{checkpoints:?}");
+    let risen = checkpoints.windows(2).filter(|pair| pair[0] < pair[1]).count();
+    assert!(risen * 2 >= rows.len(), "it rises in most turns: {checkpoints:?}");
+}
+
+fn cliffs(rows: &[Value]) -> Vec<&Value> {
+    rows.iter().filter(|row| row["cliff"] == true).collect()
+}
+
+fn the_fall_names_the_tools(rows: &[Value]) {
+    let cliffs = cliffs(rows);
+    assert_eq!(cliffs.len(), 1, "{cliffs:?}");
+    assert_eq!(cliffs[0]["cause_kind"], "tool_schema_changed");
+    assert!(cliffs[0]["cause"].as_str().unwrap().contains("tool"), "{}", cliffs[0]);
+}
+
+fn the_fall_names_the_compaction(rows: &[Value]) {
+    let cliffs = cliffs(rows);
+    assert_eq!(cliffs.len(), 1, "{cliffs:?}");
+    assert_eq!(cliffs[0]["cause_kind"], "compaction");
+}
