@@ -18,7 +18,7 @@ use super::options::ModelOptions;
 use super::output::Output;
 use super::progress::Progress;
 use super::{Example, Failure, examples};
-use crate::config::{Config, Override};
+use crate::config::{Config, Override, Precision};
 use crate::device::{DeviceError, Executor, ExecutorFacts, LogitRows};
 use crate::event::Identity;
 use crate::model;
@@ -138,10 +138,11 @@ fn measure(options: &Options, config: &Config) -> Result<Report, Failure> {
     progress.show(|| "memory bandwidth".to_owned());
     let measured = facts.identity != Identity::Simulated;
     let bandwidth = measured.then(|| read_bandwidth(threads));
-    let file_bytes = config.model.path.as_deref().filter(|_| measured).and_then(size_of_files);
+    let path = config.model.path.as_deref().filter(|_| measured);
+    let weight_bytes = path.map(|path| weight_bytes(path, config.model.precision)).transpose()?.flatten();
     let runs = options.sizes.iter().zip(speeds);
     let runs =
-        runs.map(|(prompt, speed)| Run::new(*prompt, options.decode, speed, &facts, file_bytes, bandwidth));
+        runs.map(|(prompt, speed)| Run::new(*prompt, options.decode, speed, &facts, weight_bytes, bandwidth));
     Ok(Report {
         model: facts.model.clone(),
         device: facts.device,
@@ -151,7 +152,7 @@ fn measure(options: &Options, config: &Config) -> Result<Report, Failure> {
         threads,
         chunk_tokens: config.scheduler.chunk_tokens,
         load_s,
-        file_bytes,
+        file_bytes: path.and_then(size_of_files),
         loaded_bytes,
         peak_bytes,
         bandwidth_bytes_per_s: bandwidth,
@@ -232,6 +233,15 @@ fn size_of_files(path: &Path) -> Option<u64> {
     }
     let entries = path.read_dir().ok()?;
     Some(entries.filter_map(|e| e.ok()?.metadata().ok()).filter(|m| m.is_file()).map(|m| m.len()).sum())
+}
+
+/// Bytes of all weights, as the precision has them: as the files store them, or in f32.
+fn weight_bytes(path: &Path, precision: Precision) -> Result<Option<u64>, Failure> {
+    let summary = model::inspect(path)?;
+    Ok(match precision {
+        Precision::Int8 => summary.weight_bytes,
+        Precision::F32 => summary.parameters.checked_mul(4),
+    })
 }
 
 impl Run {

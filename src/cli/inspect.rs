@@ -1,5 +1,6 @@
 //! `inspect`: what a file contains, whichever kind it is.
 
+mod model;
 mod recording;
 mod session;
 
@@ -75,7 +76,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     match kind {
         Kind::Session => session::inspect(&options.what, options.model.as_deref(), options.json, &mut output),
         Kind::Recording => recording::inspect(path, options.json, &mut output),
-        Kind::Model => Err(Failure::run("not built yet")),
+        Kind::Model => model::inspect(path, options.json, &mut output),
     }
 }
 

@@ -47,8 +47,8 @@ fn every_bundled_session_replays() {
         assert_eq!(rows.len() < known, cut, "{name}: {} of {known} requests ran; {said}", rows.len());
         match name {
             "steady" => the_checkpoint_rises_by_whole_blocks(&rows),
-            "tools-change" => the_fall_names_the_tools(&rows),
-            "compaction" => the_fall_names_the_compaction(&rows),
+            "tools-change" => the_falls_name_tools_and_system_prompt(&rows),
+            "compaction" => the_falls_name_edit_and_compaction(&rows),
             "append-heavy" => assert!(cut, "this session is longer than the context"),
             _ => {}
         }
@@ -63,19 +63,20 @@ fn the_checkpoint_rises_by_whole_blocks(rows: &[Value]) {
     assert!(risen * 2 >= rows.len(), "it rises in most turns: {checkpoints:?}");
 }
 
-fn cliffs(rows: &[Value]) -> Vec<&Value> {
-    rows.iter().filter(|row| row["cliff"] == true).collect()
+/// The requests whose checkpoint fell, and the kinds and sentences of the causes.
+fn falls(rows: &[Value]) -> (Vec<&str>, Vec<&str>) {
+    let fell = rows.iter().filter(|row| row["cliff"] == true);
+    fell.map(|row| (row["cause_kind"].as_str().unwrap(), row["cause"].as_str().unwrap())).unzip()
 }
 
-fn the_fall_names_the_tools(rows: &[Value]) {
-    let cliffs = cliffs(rows);
-    assert_eq!(cliffs.len(), 1, "{cliffs:?}");
-    assert_eq!(cliffs[0]["cause_kind"], "tool_schema_changed");
-    assert!(cliffs[0]["cause"].as_str().unwrap().contains("tool"), "{}", cliffs[0]);
+fn the_falls_name_tools_and_system_prompt(rows: &[Value]) {
+    let (kinds, sentences) = falls(rows);
+    assert_eq!(kinds, ["tool_schema_changed", "system_changed"]);
+    assert!(sentences[0].contains("in a tool schema"), "{sentences:?}");
+    assert!(sentences[1].contains("in the system prompt"), "{sentences:?}");
 }
 
-fn the_fall_names_the_compaction(rows: &[Value]) {
-    let cliffs = cliffs(rows);
-    assert_eq!(cliffs.len(), 1, "{cliffs:?}");
-    assert_eq!(cliffs[0]["cause_kind"], "compaction");
+fn the_falls_name_edit_and_compaction(rows: &[Value]) {
+    let (kinds, _) = falls(rows);
+    assert_eq!(kinds, ["history_edited", "compaction"]);
 }
