@@ -4,6 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use escarp::event::HistoryChange;
+use escarp::model::Gguf;
+use escarp::model::text::TextCodec;
 use escarp::session::file::{parse, write};
 use escarp::session::{Player, ReplayMode, Session, Turn, bundled, open};
 
@@ -98,6 +100,42 @@ fn idle_gaps_and_budgets_are_those_of_an_agent_on_a_laptop() {
         assert_eq!(budgets.len(), requests.len(), "{name}");
         assert!(budgets.iter().all(|budget| (24..=48).contains(budget)), "{name}: {budgets:?}");
     }
+}
+
+/// The prompt tokens of every turn on SmolLM2, after a check that a turn's prompt begins with the one before it unless
+/// the session says otherwise.
+fn prompt_tokens(codec: &TextCodec, name: &str) -> Vec<usize> {
+    let mut before: Vec<u32> = Vec::new();
+    let mut counts = Vec::new();
+    for turn in turns(&open(name).unwrap(), ReplayMode::Recorded) {
+        let tokens = codec.render(&turn.conversation).unwrap().tokens;
+        let shared = before.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
+        let appends = matches!(turn.change, HistoryChange::First | HistoryChange::Append);
+        assert_eq!(shared == before.len(), appends, "{name}: {}: {:?}", turn.name, turn.change);
+        counts.push(tokens.len());
+        before = tokens;
+    }
+    counts
+}
+
+#[test]
+fn the_bundled_sessions_have_the_lengths_they_promise_on_smollm2() {
+    let Some(model) = std::env::var_os("ESCARP_SMOLLM2") else {
+        println!("skipped: ESCARP_SMOLLM2 is unset");
+        return;
+    };
+    let codec = TextCodec::from_gguf(&Gguf::open(Path::new(&model)).unwrap()).unwrap();
+    let counts = |name| prompt_tokens(&codec, name);
+    let longest = |name| *counts(name).iter().max().unwrap();
+
+    assert!(longest("quick") < 1_500);
+    let steady = counts("steady");
+    assert!((1_500..2_500).contains(&steady[0]) && (14..=20).contains(&steady.len()), "{steady:?}");
+    assert!((7_000..8_192 - 48).contains(&steady[steady.len() - 1]), "{steady:?}");
+    let growth: Vec<usize> = steady.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(growth.iter().all(|grown| (190..900).contains(grown)), "{growth:?}");
+    assert!(longest("append-heavy") > 24_000);
+    assert!(longest("tools-change") < 8_000 && longest("compaction") < 8_000);
 }
 
 #[test]
