@@ -1,6 +1,6 @@
 //! Configuration: typed TOML, one source of defaults, `--set section.key=value` on top.
 //!
-//! [`load`] puts a file over the defaults and overrides over both, and refuses what it does not know or what makes no
+//! [`load()`] puts a file over the defaults and overrides over both, and refuses what it does not know or what makes no
 //! sense, naming file, line, key and remedy. [`DEFAULTS`] is the file that says the same as no file at all.
 
 mod bytes;

@@ -2,7 +2,7 @@
 //!
 //! A session file holds what a coding agent sent to a model, request by request. It is UTF-8 text in JSON Lines: every
 //! line is one JSON object, blank lines are allowed, the usual extension is `.jsonl`. [`read`] checks a file completely
-//! before anything runs; [`write`] writes the same format.
+//! before anything runs; [`write()`] writes the same format.
 //!
 //! ```json
 //! {"escarp_session":1,"title":"Two requests","description":"Reads a file, then explains it."}
@@ -76,7 +76,7 @@ use std::path::{Path, PathBuf};
 use super::Session;
 pub use write::write;
 
-/// The version of the format that [`write`](fn@write) writes, and the highest that [`read`] takes.
+/// The version of the format that [`write()`] writes, and the highest that [`read`] takes.
 pub const VERSION: u64 = 1;
 /// The longest file that is read, bytes.
 pub const MAX_FILE_BYTES: u64 = 64 << 20;

@@ -1,6 +1,6 @@
 //! Sessions: what a coding agent asked, turn by turn.
 //!
-//! A [`Session`] is read from a line-oriented file ([`file`]); a [`Player`] walks through it and knows the
+//! A [`Session`] is read from a line-oriented file ([`mod@file`]); a [`Player`] walks through it and knows the
 //! conversation each request carries, in *recorded* mode (history uses the recorded replies, so runs stay
 //! comparable) or *live* mode (history uses what the model said). Injecting and forking are operations of the
 //! player, so the engine sees one kind of turn whatever its source.
