@@ -1,7 +1,7 @@
 //! Real models: what llama.cpp and MLX compute is what escarp computes, by every route.
 
 mod bits;
-mod hostile;
+pub(crate) mod hostile;
 
 use std::path::{Path, PathBuf};
 
