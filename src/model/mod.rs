@@ -23,8 +23,6 @@ use crate::config::{Config, DeviceKind};
 use crate::device::cpu::{Cpu, CpuOptions};
 use crate::device::sim::Sim;
 use crate::device::{DeviceError, Executor};
-use crate::session::{Conversation, Message, Role};
-use text::TextError;
 
 pub use folder::Folder;
 pub use gguf::{Gguf, Strings};
@@ -143,18 +141,9 @@ impl Source {
     }
 
     fn text(&self, vocab: usize) -> Result<text::TextCodec, ModelError> {
-        let codec = match self {
+        match self {
             Source::Gguf(gguf) => text::TextCodec::from_gguf(gguf),
             Source::Folder(folder) => text::TextCodec::from_folder(folder.path(), vocab),
-        }?;
-        // A template that never renders is a bad file, and is better refused now than at the first request.
-        let shortest =
-            Conversation { messages: vec![Message::text(Role::User, "?")], ..Conversation::default() };
-        match codec.render(&shortest) {
-            Err(TextError::Template { problem, remedy }) => {
-                Err(ModelError::file(self.checkpoint().path(), format!("chat template: {problem}"), remedy))
-            }
-            _ => Ok(codec),
         }
     }
 

@@ -128,6 +128,7 @@ impl Key {
             KeyCode::PageUp => "PgUp".to_owned(),
             KeyCode::PageDown => "PgDn".to_owned(),
             KeyCode::BackTab => "Shift-Tab".to_owned(),
+            KeyCode::F(n) => format!("F{n}"),
             other => format!("{other:?}"),
         };
         if self.control { format!("Ctrl-{name}") } else { name }
@@ -155,6 +156,42 @@ pub struct Action {
 const RUN: &str = "Run";
 const LOOK: &str = "Look";
 const PROGRAM: &str = "Program";
+
+const fn action(
+    id: ActionId,
+    keys: &'static [Key],
+    description: &'static str,
+    group: &'static str,
+    exists: Exists,
+) -> Action {
+    Action { id, keys, hint: "", description, group, exists, enabled: always }
+}
+
+const fn run(id: ActionId, keys: &'static [Key], description: &'static str) -> Action {
+    action(id, keys, description, RUN, Exists::Live)
+}
+
+const fn scrub(id: ActionId, keys: &'static [Key], description: &'static str) -> Action {
+    action(id, keys, description, RUN, Exists::Recording)
+}
+
+const fn look(id: ActionId, keys: &'static [Key], description: &'static str) -> Action {
+    action(id, keys, description, LOOK, Exists::Always)
+}
+
+const fn program(id: ActionId, keys: &'static [Key], description: &'static str) -> Action {
+    action(id, keys, description, PROGRAM, Exists::Always)
+}
+
+impl Action {
+    const fn hint(self, hint: &'static str) -> Action {
+        Action { hint, ..self }
+    }
+
+    const fn when(self, enabled: fn(&Model) -> Result<(), &'static str>) -> Action {
+        Action { enabled, ..self }
+    }
+}
 
 fn always(_: &Model) -> Result<(), &'static str> {
     Ok(())
@@ -247,353 +284,69 @@ fn can_filter(model: &Model) -> Result<(), &'static str> {
 
 /// Every action, in the order help shows them.
 pub static ACTIONS: &[Action] = &[
-    Action {
-        id: ActionId::NextTurn,
-        keys: &[ch('n')],
-        hint: "next turn",
-        description: "run the next turn, then stop",
-        group: RUN,
-        exists: Exists::Live,
-        enabled: can_advance,
-    },
-    Action {
-        id: ActionId::NextPhase,
-        keys: &[ch('s')],
-        hint: "phase",
-        description: "run to the end of the next phase (restore, prefill, decode, store)",
-        group: RUN,
-        exists: Exists::Live,
-        enabled: can_advance,
-    },
-    Action {
-        id: ActionId::Run,
-        keys: &[ch('r')],
-        hint: "run",
-        description: "run to the end of the session",
-        group: RUN,
-        exists: Exists::Live,
-        enabled: can_advance,
-    },
-    Action {
-        id: ActionId::Pause,
-        keys: &[ch(' ')],
-        hint: "pause",
-        description: "pause; again, go on",
-        group: RUN,
-        exists: Exists::Live,
-        enabled: can_pause,
-    },
-    Action {
-        id: ActionId::Cancel,
-        keys: &[ch('x')],
-        hint: "cancel",
-        description: "cancel the running request",
-        group: RUN,
-        exists: Exists::Live,
-        enabled: can_cancel,
-    },
-    Action {
-        id: ActionId::Inject,
-        keys: &[ch('i')],
-        hint: "inject",
-        description: "type in a turn that is not in the session",
-        group: RUN,
-        exists: Exists::Live,
-        enabled: can_inject,
-    },
-    Action {
-        id: ActionId::Edit,
-        keys: &[ch('e')],
-        hint: "edit+fork",
-        description: "edit the selected turn, which forks the session; both lanes are kept",
-        group: RUN,
-        exists: Exists::Live,
-        enabled: can_edit,
-    },
-    Action {
-        id: ActionId::Evict,
-        keys: &[ch('E')],
-        hint: "",
-        description: "evict everything the cache holds and no running request uses",
-        group: RUN,
-        exists: Exists::Live,
-        enabled: engine_alive,
-    },
-    Action {
-        id: ActionId::ScrubForward,
-        keys: &[ch('n')],
-        hint: "next request",
-        description: "on to the next request of the recording",
-        group: RUN,
-        exists: Exists::Recording,
-        enabled: can_go_forward,
-    },
-    Action {
-        id: ActionId::ScrubBack,
-        keys: &[ch('p')],
-        hint: "previous",
-        description: "back to the previous request of the recording",
-        group: RUN,
-        exists: Exists::Recording,
-        enabled: can_go_back,
-    },
-    Action {
-        id: ActionId::PreviousLane,
-        keys: &[ch('[')],
-        hint: "",
-        description: "show the previous lane",
-        group: LOOK,
-        exists: Exists::Always,
-        enabled: has_other_lanes,
-    },
-    Action {
-        id: ActionId::NextLane,
-        keys: &[ch(']')],
-        hint: "",
-        description: "show the next lane",
-        group: LOOK,
-        exists: Exists::Always,
-        enabled: has_other_lanes,
-    },
-    Action {
-        id: ActionId::View(Pane::Session),
-        keys: &[ch('1')],
-        hint: "",
-        description: "session: one row a request",
-        group: LOOK,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::View(Pane::Checkpoint),
-        keys: &[ch('2')],
-        hint: "",
-        description: "checkpoint: where it stands, over the requests",
-        group: LOOK,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::View(Pane::Request),
-        keys: &[ch('3')],
-        hint: "",
-        description: "request: which tokens were lost, and why",
-        group: LOOK,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::View(Pane::Transcript),
-        keys: &[ch('4')],
-        hint: "",
-        description: "transcript: what was said",
-        group: LOOK,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::View(Pane::Events),
-        keys: &[ch('5')],
-        hint: "",
-        description: "events: the raw stream",
-        group: LOOK,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::View(Pane::Log),
-        keys: &[ch('6')],
-        hint: "",
-        description: "log: what the program itself reports",
-        group: LOOK,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::FocusNext,
-        keys: &[code(KeyCode::Tab)],
-        hint: "",
-        description: "move the focus to the next pane",
-        group: LOOK,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::FocusPrevious,
-        keys: &[code(KeyCode::BackTab)],
-        hint: "",
-        description: "move the focus to the previous pane",
-        group: LOOK,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::Up,
-        keys: &[code(KeyCode::Up), ch('k')],
-        hint: "",
-        description: "previous request, or a line up",
-        group: LOOK,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::Down,
-        keys: &[code(KeyCode::Down), ch('j')],
-        hint: "",
-        description: "next request, or a line down",
-        group: LOOK,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::Left,
-        keys: &[code(KeyCode::Left), ch('h')],
-        hint: "",
-        description: "previous block (request), turn (transcript), or shift left (events, log)",
-        group: LOOK,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::Right,
-        keys: &[code(KeyCode::Right), ch('l')],
-        hint: "",
-        description: "next block (request), turn (transcript), or shift right (events, log)",
-        group: LOOK,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::PageUp,
-        keys: &[code(KeyCode::PageUp), ctrl('b')],
-        hint: "",
-        description: "a page up",
-        group: LOOK,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::PageDown,
-        keys: &[code(KeyCode::PageDown), ctrl('f')],
-        hint: "",
-        description: "a page down",
-        group: LOOK,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::First,
-        keys: &[ch('g'), code(KeyCode::Home)],
-        hint: "",
-        description: "to the first",
-        group: LOOK,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::Last,
-        keys: &[ch('G'), code(KeyCode::End)],
-        hint: "",
-        description: "to the last, and follow what comes",
-        group: LOOK,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::Open,
-        keys: &[code(KeyCode::Enter)],
-        hint: "",
-        description: "look closer: session row, its request, its place in the transcript",
-        group: LOOK,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::Filter,
-        keys: &[ch('/')],
-        hint: "filter",
-        description: "filter the focused pane",
-        group: LOOK,
-        exists: Exists::Always,
-        enabled: can_filter,
-    },
-    Action {
-        id: ActionId::Zoom,
-        keys: &[ch('z')],
-        hint: "zoom",
-        description: "let the focused pane fill the screen, and back",
-        group: LOOK,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::Palette,
-        keys: &[ch(':')],
-        hint: "palette",
-        description: "find an action by name",
-        group: PROGRAM,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::Help,
-        keys: &[ch('?'), code(KeyCode::F(1))],
-        hint: "help",
-        description: "this help",
-        group: PROGRAM,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::Mouse,
-        keys: &[ch('m')],
-        hint: "",
-        description: "mouse: give it to the program, or back to the terminal for selecting text",
-        group: PROGRAM,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::Redraw,
-        keys: &[ctrl('l')],
-        hint: "",
-        description: "draw everything anew",
-        group: PROGRAM,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::Suspend,
-        keys: &[ctrl('z')],
-        hint: "",
-        description: "back to the shell; `fg` returns",
-        group: PROGRAM,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::Interrupt,
-        keys: &[ctrl('c')],
-        hint: "",
-        description: "cancel the running request; when nothing runs, or pressed again, quit",
-        group: PROGRAM,
-        exists: Exists::Always,
-        enabled: always,
-    },
-    Action {
-        id: ActionId::Back,
-        keys: &[ch('q'), code(KeyCode::Esc)],
-        hint: "quit",
-        description: "close what is open; at the root, quit",
-        group: PROGRAM,
-        exists: Exists::Always,
-        enabled: always,
-    },
+    run(ActionId::NextTurn, &[ch('n')], "run the next turn, then stop").hint("next turn").when(can_advance),
+    run(ActionId::NextPhase, &[ch('s')], "run to the end of the next phase: restore, prefill, decode, store")
+        .hint("phase")
+        .when(can_advance),
+    run(ActionId::Run, &[ch('r')], "run to the end of the session").hint("run").when(can_advance),
+    run(ActionId::Pause, &[ch(' ')], "pause; again, go on").hint("pause").when(can_pause),
+    run(ActionId::Cancel, &[ch('x')], "cancel the running request").hint("cancel").when(can_cancel),
+    run(ActionId::Inject, &[ch('i')], "type in a turn that is not in the session")
+        .hint("inject")
+        .when(can_inject),
+    run(ActionId::Edit, &[ch('e')], "edit the selected turn: forks the session, keeps both lanes")
+        .hint("edit+fork")
+        .when(can_edit),
+    run(ActionId::Evict, &[ch('E')], "evict all cached state that no running request uses")
+        .when(engine_alive),
+    scrub(ActionId::ScrubForward, &[ch('n')], "on to the next request of the recording")
+        .hint("next request")
+        .when(can_go_forward),
+    scrub(ActionId::ScrubBack, &[ch('p')], "back to the previous request of the recording")
+        .hint("previous")
+        .when(can_go_back),
+    look(ActionId::PreviousLane, &[ch('[')], "show the previous lane").when(has_other_lanes),
+    look(ActionId::NextLane, &[ch(']')], "show the next lane").when(has_other_lanes),
+    look(ActionId::View(Pane::Session), &[ch('1')], "session: one row a request"),
+    look(ActionId::View(Pane::Checkpoint), &[ch('2')], "checkpoint: where it stands, over the requests"),
+    look(ActionId::View(Pane::Request), &[ch('3')], "request: which tokens were lost, and why"),
+    look(ActionId::View(Pane::Transcript), &[ch('4')], "transcript: what was said"),
+    look(ActionId::View(Pane::Events), &[ch('5')], "events: the raw stream"),
+    look(ActionId::View(Pane::Log), &[ch('6')], "log: what the program itself reports"),
+    look(ActionId::FocusNext, &[code(KeyCode::Tab)], "move the focus to the next pane"),
+    look(ActionId::FocusPrevious, &[code(KeyCode::BackTab)], "move the focus to the previous pane"),
+    look(ActionId::Up, &[code(KeyCode::Up), ch('k')], "previous request, or a line up"),
+    look(ActionId::Down, &[code(KeyCode::Down), ch('j')], "next request, or a line down"),
+    look(
+        ActionId::Left,
+        &[code(KeyCode::Left), ch('h')],
+        "previous block or turn; events and log: shift left",
+    ),
+    look(
+        ActionId::Right,
+        &[code(KeyCode::Right), ch('l')],
+        "next block or turn; events and log: shift right",
+    ),
+    look(ActionId::PageUp, &[code(KeyCode::PageUp), ctrl('b')], "a page up"),
+    look(ActionId::PageDown, &[code(KeyCode::PageDown), ctrl('f')], "a page down"),
+    look(ActionId::First, &[ch('g'), code(KeyCode::Home)], "to the first"),
+    look(ActionId::Last, &[ch('G'), code(KeyCode::End)], "to the last, and follow what comes"),
+    look(ActionId::Open, &[code(KeyCode::Enter)], "look closer: from session row to request to transcript"),
+    look(ActionId::Filter, &[ch('/')], "filter the focused pane").hint("filter").when(can_filter),
+    look(ActionId::Zoom, &[ch('z')], "let the focused pane fill the screen, and back").hint("zoom"),
+    program(ActionId::Palette, &[ch(':')], "find an action by name").hint("palette"),
+    program(ActionId::Help, &[ch('?'), code(KeyCode::F(1))], "this help").hint("help"),
+    program(ActionId::Mouse, &[ch('m')], "take the mouse, or leave it to the terminal for selecting text"),
+    program(ActionId::Redraw, &[ctrl('l')], "draw everything anew"),
+    program(ActionId::Suspend, &[ctrl('z')], "back to the shell; `fg` returns"),
+    program(ActionId::Interrupt, &[ctrl('c')], "as `x`; pressed again, or when nothing runs, quit"),
+    program(ActionId::Back, &[ch('q'), code(KeyCode::Esc)], "close what is open; at the root, quit")
+        .hint("quit"),
 ];
 
 /// Keys inside the editor, the filter line and the palette, where letters are text.
 pub static TEXT_KEYS: &[(&str, &str)] = &[
-    ("Ctrl-D, Ctrl-S, Alt-Enter", "editor: submit"),
+    ("Ctrl-D", "editor: submit (also Ctrl-S, Alt-Enter)"),
     ("Ctrl-T", "editor: speak as user or as tool"),
     ("Esc", "leave without submitting"),
     ("Enter", "filter: keep it; palette: do it"),
@@ -619,26 +372,29 @@ pub fn key_names(action: &Action) -> String {
     action.keys.iter().map(|key| key.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// Actions whose description contains the letters of `query` in order, best match first.
+/// Actions whose description contains `query`, then those that contain its letters in order; best match first.
 pub fn search(model: &Model, query: &str) -> Vec<&'static Action> {
+    let query = query.trim().to_lowercase();
     let mut found: Vec<_> =
-        existing(model).filter_map(|a| Some((subsequence_cost(a.description, query)?, a))).collect();
+        existing(model).filter_map(|a| Some((match_cost(a.description, &query)?, a))).collect();
     found.sort_by_key(|(cost, _)| *cost);
     found.into_iter().map(|(_, action)| action).collect()
 }
 
-/// How badly the letters of `query` are scattered over `text`: skipped letters between the first and the last match,
-/// and a little for a late start. `None` when they do not all occur in order.
-fn subsequence_cost(text: &str, query: &str) -> Option<usize> {
-    let mut letters = text.chars().flat_map(char::to_lowercase).enumerate();
-    let mut cost = 0;
+/// How badly `text` matches `query` (lower case): where it occurs, or how far its letters are scattered. `None` when they do not
+/// all occur in order.
+fn match_cost(text: &str, query: &str) -> Option<usize> {
+    const SCATTERED: usize = 1_000;
+    let text = text.to_lowercase();
+    if let Some(at) = text.find(query) {
+        return Some(at);
+    }
+    let mut letters = text.chars().enumerate();
+    let mut cost = SCATTERED;
     let mut last = None;
-    for wanted in query.chars().filter(|c| !c.is_whitespace()).flat_map(char::to_lowercase) {
+    for wanted in query.chars().filter(|c| !c.is_whitespace()) {
         let (at, _) = letters.find(|(_, c)| *c == wanted)?;
-        cost += match last {
-            None => at / 4,
-            Some(previous) => at - previous - 1,
-        };
+        cost += last.map_or(0, |previous: usize| at - previous - 1);
         last = Some(at);
     }
     Some(cost)
@@ -694,11 +450,18 @@ mod tests {
     }
 
     #[test]
-    fn a_query_finds_what_contains_its_letters_in_order() {
-        assert!(subsequence_cost("run the next turn", "rntt").is_some());
-        assert!(subsequence_cost("run the next turn", "zz").is_none());
-        assert!(
-            subsequence_cost("pause; again, go on", "pause") < subsequence_cost("up a used edge", "pause")
-        );
+    fn descriptions_fit_the_help_of_an_80_column_terminal() {
+        for action in ACTIONS {
+            assert!(action.description.len() <= 63, "{}", action.description);
+        }
+    }
+
+    #[test]
+    fn a_query_finds_words_first_and_scattered_letters_after_them() {
+        let cost = |text, query| match_cost(text, query);
+        assert!(cost("run the next turn", "turn") < cost("type in a turn", "trn"));
+        assert!(cost("run the next turn", "rntt").is_some());
+        assert!(cost("run the next turn", "zz").is_none());
+        assert_eq!(cost("anything", ""), Some(0));
     }
 }

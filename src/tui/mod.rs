@@ -14,6 +14,7 @@ pub mod log;
 mod overlay;
 pub mod panes;
 pub mod scrub;
+mod status;
 pub mod svg;
 pub mod terminal;
 pub mod text;
@@ -194,7 +195,7 @@ enum Asked {
 }
 
 impl Signals {
-    /// Starts listening. Needs a running tokio runtime.
+    /// Starts listening. Needs a running tokio runtime with input and output enabled.
     pub fn listen() -> io::Result<Signals> {
         Ok(Signals {
             terminate: signal(SignalKind::terminate())?,

@@ -82,10 +82,14 @@ impl Screen {
         Ok(screen)
     }
 
+    /// Takes the terminal, or makes sure it is still ours: after an uncatchable stop somebody else may have changed its
+    /// modes, and what was saved before must not be replaced by our own.
     fn take(&self) -> io::Result<()> {
-        save_modes()?;
-        redirect_stderr(&self.log)?;
-        ACTIVE.store(true, Ordering::SeqCst);
+        if !ACTIVE.load(Ordering::SeqCst) {
+            save_modes()?;
+            redirect_stderr(&self.log)?;
+            ACTIVE.store(true, Ordering::SeqCst);
+        }
         set_raw()?;
         let mut out = io::stdout();
         out.write_all(ENTER)?;
@@ -228,7 +232,10 @@ fn install_panic_hook(own: ThreadId, panics: mpsc::UnboundedSender<String>) {
             give_back();
         } else if ACTIVE.load(Ordering::SeqCst) {
             let name = thread::current().name().unwrap_or("unnamed").to_owned();
-            let message = info.payload_as_str().unwrap_or("no message");
+            let payload = info.payload();
+            let message = payload.downcast_ref::<&str>().copied();
+            let message = message.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+            let message = message.unwrap_or("no message");
             let place = info.location().map(|l| format!(" at {}:{}", l.file(), l.line())).unwrap_or_default();
             tracing::error!(thread = name, "panic: {message}{place}");
             // A closed channel means the interface is gone; then nobody wants to know.

@@ -138,7 +138,7 @@ const LIGHT: Palette = Palette {
 
 impl Theme {
     /// A theme; with `ascii`, drawn without any character beyond ASCII.
-    pub fn new(name: ThemeName, ascii: bool) -> Theme {
+    pub const fn new(name: ThemeName, ascii: bool) -> Theme {
         Theme { name, ascii }
     }
 

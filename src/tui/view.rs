@@ -6,18 +6,16 @@ use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Widget};
 
-use super::action;
-use super::app::{Layout, Model, Page, Pane, gate_words};
+use super::app::{Layout, Model, Page, Pane};
 use super::panes::{self, transcript::WrapCache};
-use super::text::{self, count, fit, signed, thousands};
+use super::status::{draw_footer, draw_status, draw_warnings, warnings};
+use super::text;
 use super::theme::{Theme, Tone};
-use crate::event::Phase;
-use crate::ledger::RequestFacts;
 
 /// The smallest terminal anything can be read on.
 pub const LEAST: (u16, u16) = (40, 10);
 /// From this size on the panes stand side by side.
-const WORKBENCH: (u16, u16) = (110, 30);
+pub const WORKBENCH: (u16, u16) = (110, 30);
 
 /// A frame being drawn.
 pub struct Canvas<'a> {
@@ -177,192 +175,5 @@ fn draw_pane(canvas: &mut Canvas<'_>, model: &Model, pane: Pane, area: Rect) {
         Pane::Transcript => panes::transcript::draw(canvas, model, inner),
         Pane::Events => panes::events::draw(canvas, model, inner),
         Pane::Log => panes::log::draw(canvas, model, inner),
-    }
-}
-
-/// The two lines that are always there: the run and its gate; the request in view and why its checkpoint stands there.
-fn draw_status(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
-    let gate = gate_words(model);
-    let gate_width = text::width(&gate) + 2;
-    let room = usize::from(area.width).saturating_sub(gate_width + 1);
-    let run = run_words(model);
-    let head = Line::from(vec![
-        canvas.span(" escarp ", Tone::Key),
-        canvas.span(fit(&run, room.saturating_sub(8)).into_owned(), Tone::Text),
-    ]);
-    canvas.line(area, 0, &head);
-    let column = usize::from(area.width).saturating_sub(gate_width);
-    canvas.put(area, column, 0, &format!(" {gate} "), Tone::Selected);
-    let line = match model.selected() {
-        Some(request) => request_line(canvas, model, request, usize::from(area.width)),
-        None => Line::from(canvas.span(format!(" {}", nothing_yet(model)), Tone::Dim)),
-    };
-    canvas.line(area, 1, &line);
-}
-
-/// What to say while there is no request.
-pub fn nothing_yet(model: &Model) -> &'static str {
-    if model.recording.is_some() {
-        "before the first request: `n` goes on"
-    } else if model.ledger.failure().is_some() {
-        "no request was served"
-    } else if model.ledger.run().is_none() {
-        "loading the model…"
-    } else {
-        "no request yet: `n` runs the first turn, `r` all of them, `i` injects one"
-    }
-}
-
-fn run_words(model: &Model) -> String {
-    let lane = if model.ledger.lanes().count() > 1 {
-        format!(" · lane {}", model.ui.lane.label())
-    } else {
-        String::new()
-    };
-    match model.ledger.run() {
-        None => format!("starting{lane}"),
-        Some(run) => format!(
-            "{}{lane} · {} {} · {} {} · {}",
-            text::sanitise(&run.session),
-            text::sanitise(&run.model),
-            run.precision,
-            run.device,
-            run.identity.word(),
-            run.replay_mode
-        ),
-    }
-}
-
-/// One request on one line. What does not fit is left out from the least important on; checkpoint, suffix, route and cause
-/// stay.
-fn request_line<'a>(canvas: &Canvas<'_>, model: &Model, request: &RequestFacts, width: usize) -> Line<'a> {
-    let step = model.ledger.checkpoint_step(request);
-    let cliff = step.is_some_and(|s| s.cliff);
-    let warn = |tone| if cliff { Tone::Warn } else { tone };
-    let delta = step.map(|s| format!(" {}{}", if s.cliff { "▼" } else { "" }, signed(s.delta)));
-    let mut spans = vec![
-        canvas.span(format!(" {}{} ", request.lane.label(), request.turn), Tone::Lane(request.lane)),
-        canvas.span("ckpt ", Tone::Dim),
-        canvas.span(count(request.checkpoint()), Tone::Strong),
-        canvas.span(delta.unwrap_or_default(), warn(Tone::Text)),
-        canvas.span("  suffix ", Tone::Dim),
-        canvas.span(count(request.uncached_suffix), Tone::Strong),
-        canvas.span("  ", Tone::Dim),
-        canvas.span(request.route.map_or(text::UNKNOWN, |r| r.word()), Tone::Text),
-        canvas.span("  ", Tone::Dim),
-    ];
-    let used: usize = spans.iter().map(|s| s.width()).sum();
-    let room = width.saturating_sub(used);
-    let prompt = format!("prompt {}  ", count(request.prompt_tokens));
-    let cause = cause_words(request, room);
-    if text::width(&cause) + text::width(&prompt) <= room {
-        spans.insert(1, canvas.span(prompt, Tone::Dim));
-    }
-    spans.push(canvas.span(cause, warn(Tone::Text)));
-    Line::from(spans)
-}
-
-/// The cause as a sentence where there is room for it, otherwise as a word.
-fn cause_words(request: &RequestFacts, room: usize) -> String {
-    if let Some(error) = &request.error {
-        return fit(&format!("FAILED: {}", text::sanitise(error)), room).into_owned();
-    }
-    let Some(restore) = &request.restore else {
-        return if request.phase == Phase::Done { text::UNKNOWN.to_owned() } else { "…".to_owned() };
-    };
-    let sentence = request.cause_sentence().unwrap_or_default();
-    let sentence = text::sanitise(&sentence).replace('\n', " ");
-    if text::width(&sentence) <= room || room >= 30 {
-        fit(&sentence, room).into_owned()
-    } else {
-        fit(restore.cause.word(), room).into_owned()
-    }
-}
-
-/// Everything that must not be overlooked, most serious first.
-fn warnings(model: &Model) -> Vec<String> {
-    let ledger = &model.ledger;
-    let mut out = Vec::new();
-    if let Some(failure) = ledger.failure() {
-        out.push(format!("engine failed: {failure}"));
-    }
-    out.extend(model.panics.last().map(|panic| format!("a thread panicked: {panic} (the log has more)")));
-    if let Some((from, _)) = ledger.lost().first() {
-        let lost: u64 =
-            ledger.lost().iter().map(|(from, to)| to.saturating_sub(*from).saturating_add(1)).sum();
-        out.push(format!("incomplete since event {}: {} events lost", thousands(*from), thousands(lost)));
-    }
-    if ledger.stale_pages() > 0 {
-        out.push(format!("{} reads of stale pages: their requests failed", thousands(ledger.stale_pages())));
-    }
-    if let Some(cut) = ledger.session_cut() {
-        out.push(format!(
-            "session cut to {} of {} requests: the next has {} tokens, the context holds {}",
-            cut.kept_requests,
-            cut.of_requests,
-            thousands(cut.prompt_tokens),
-            thousands(cut.context_tokens)
-        ));
-    }
-    out
-}
-
-fn draw_warnings(canvas: &mut Canvas<'_>, warnings: &[String], area: Rect) {
-    for (row, warning) in warnings.iter().take(usize::from(area.height)).enumerate() {
-        let more = warnings.len() - usize::from(area.height);
-        let tail = if row + 1 == usize::from(area.height) && more > 0 {
-            format!(" (and {more} more)")
-        } else {
-            String::new()
-        };
-        let warning = text::sanitise(warning).replace('\n', " ");
-        let room = usize::from(area.width).saturating_sub(3 + text::width(&tail));
-        canvas.put(area, 0, row, &format!(" ! {}{tail}", fit(&warning, room)), Tone::Warn);
-    }
-}
-
-/// Hints for the actions that make sense now, or the message of the moment.
-fn draw_footer(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
-    if let Some(toast) = &model.ui.toast {
-        let tone = if toast.warning { Tone::Warn } else { Tone::Good };
-        let message = text::sanitise(&toast.text).replace('\n', " ");
-        canvas.put(area, 1, 0, &fit(&message, usize::from(area.width).saturating_sub(2)), tone);
-        return;
-    }
-    let mut used = 1;
-    let limit = usize::from(area.width);
-    let ends = |id| matches!(id, action::ActionId::Help | action::ActionId::Palette | action::ActionId::Back);
-    let hints: Vec<_> = action::existing(model)
-        .filter(|a| !a.hint.is_empty() && (a.enabled)(model).is_ok())
-        .map(|a| (a.keys[0].name(), hint_words(model, a), ends(a.id)))
-        .collect();
-    let size = |key: &str, words: &str| key.len() + text::width(words) + 3;
-    let mut reserve: usize = hints.iter().filter(|h| h.2).map(|h| size(&h.0, h.1)).sum();
-    let views = "1-6 views";
-    if canvas.layout.single {
-        canvas.put(area, used, 0, "1-6", Tone::Key);
-        canvas.put(area, used + 4, 0, "views", Tone::Dim);
-        used += views.len() + 2;
-    }
-    for (key, words, is_end) in &hints {
-        let size = size(key, words);
-        if *is_end {
-            reserve -= size;
-        }
-        if used + size + reserve > limit + 2 {
-            continue;
-        }
-        canvas.put(area, used, 0, key, Tone::Key);
-        canvas.put(area, used + key.len() + 1, 0, words, Tone::Dim);
-        used += size;
-    }
-}
-
-fn hint_words(model: &Model, action: &action::Action) -> &'static str {
-    use crate::event::Gate;
-    match (action.id, model.ledger.gate()) {
-        (action::ActionId::Pause, Some((Gate::Paused | Gate::AfterPhase, _))) => "go on",
-        (action::ActionId::Back, _) if model.ui.zoom => "back",
-        _ => action.hint,
     }
 }

@@ -8,7 +8,7 @@ use crate::ledger::RequestFacts;
 use crate::tui::app::{Model, Pane};
 use crate::tui::text::{self, kilo, right, thousands};
 use crate::tui::theme::Tone;
-use crate::tui::view::{Canvas, nothing_yet};
+use crate::tui::view::Canvas;
 
 /// Columns of the y axis.
 const AXIS: usize = 5;
@@ -52,9 +52,10 @@ impl Plot {
 /// Draws the pane.
 pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     let bars = bars(model);
-    let notes = notes(model, &bars);
+    let notes = wrapped(notes(model, &bars), area);
     if bars.is_empty() {
-        canvas.put(area, 1, 0, nothing_yet(model), Tone::Dim);
+        canvas.put(area, 1, 0, "here: how much of each prompt was restored (█)", Tone::Dim);
+        canvas.put(area, 1, 1, "and how much had to be computed (░)", Tone::Dim);
         return;
     }
     let below = (notes.len() + 1).min(usize::from(area.height) / 2) as u16;
@@ -192,6 +193,23 @@ impl Plot {
     fn area_below(&self) -> Rect {
         Rect { y: self.area.y + self.area.height, height: 1, ..self.area }
     }
+}
+
+/// The notes as lines; what is longer than a line takes another one where the pane is tall enough for it.
+fn wrapped(notes: Vec<(String, Tone)>, area: Rect) -> Vec<(String, Tone)> {
+    let most = if area.height >= 9 { 2 } else { 1 };
+    let columns = usize::from(area.width).max(2);
+    let mut out = Vec::new();
+    for (note, tone) in notes {
+        let mut lines = Vec::new();
+        text::wrap_line(&note, columns, &mut lines);
+        let rest = lines.split_off(lines.len().min(most)).join(" ");
+        if let (false, Some(last)) = (rest.is_empty(), lines.last_mut()) {
+            *last = text::fit(&format!("{last} {rest}"), columns).into();
+        }
+        out.extend(lines.into_iter().map(|line| (line.into_string(), tone)));
+    }
+    out
 }
 
 /// What stands below: the cliff and its cause, then how long the checkpoint has stood still and the debt.

@@ -57,8 +57,8 @@ impl EventList {
 
 fn event_line(event: &Event) -> EventLine {
     let lane = event.lane.map_or_else(String::new, |lane| lane.label());
-    let request = event.request.map_or_else(String::new, |request| request.0.to_string());
-    let head = format!("{:>7} {:>10.3}s {lane:>2}{request:<4}", event.seq, event.at.seconds());
+    let request = event.request.map_or_else(String::new, |request| format!("r{}", request.0));
+    let head = format!("{:>7} {:>10.3}s {lane:>3} {request:<5}", event.seq, event.at.seconds());
     let (name, words) = describe(&event.body);
     let alarming = matches!(
         event.body,

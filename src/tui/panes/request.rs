@@ -10,7 +10,7 @@ use crate::ledger::RequestFacts;
 use crate::tui::app::{Model, Pane};
 use crate::tui::text::{self, count, duration, kilo, left, right, thousands};
 use crate::tui::theme::Tone;
-use crate::tui::view::{Canvas, nothing_yet};
+use crate::tui::view::Canvas;
 
 /// Columns of the row names on the left.
 const NAMES: usize = 11;
@@ -19,7 +19,7 @@ const NAMES: usize = 11;
 pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     canvas.note_page(Pane::Request, 0, usize::from(area.height), 0);
     let Some(request) = model.selected() else {
-        canvas.put(area, 1, 0, nothing_yet(model), Tone::Dim);
+        canvas.put(area, 1, 0, "here: which tokens of a prompt could not be reused, and why", Tone::Dim);
         return;
     };
     let width = usize::from(area.width);
@@ -194,6 +194,10 @@ impl Drawing<'_> {
             canvas.put(area, NAMES + from, at, &glyph.repeat(to - from), tone);
             from = to;
         }
+        if let Some((done, _)) = self.request.progress.filter(|_| self.request.prefill.is_none()) {
+            let to = self.scale.column(restore.checkpoint_tokens.saturating_add(done));
+            canvas.put(area, NAMES + end, at, &"▓".repeat(to.saturating_sub(end)), Tone::Good);
+        }
         if restore.losses.iter().any(|l| l.cause.is_loss() && l.tokens > 0) && end < self.scale.columns {
             canvas.put(area, NAMES + end, at, "▼", Tone::Warn);
         }
@@ -265,7 +269,7 @@ impl Drawing<'_> {
             canvas.span(format!("▲ {} ", block.index), Tone::Key),
             canvas.span(format!("{glyph} {words}"), tone),
             canvas.span(
-                format!(" · tokens {}–{} · {}", thousands(from), thousands(to), written_by(block)),
+                format!(" · tokens {}–{}{}", thousands(from), thousands(to), written_by(block)),
                 Tone::Text,
             ),
             canvas.span(format!("   {counts}"), Tone::Dim),
@@ -320,32 +324,28 @@ impl Drawing<'_> {
 
     fn timing(&self, canvas: &mut Canvas<'_>, area: Rect, at: usize) {
         let request = self.request;
-        let restore = self.restore.map(|r| r.took);
-        let parts: [(&str, Option<Nanos>); 6] = [
-            ("queue", request.queued),
-            ("restore", restore),
-            ("prefill", request.prefill),
-            ("ttft", request.ttft),
-            ("decode", request.decode),
-            ("total", request.took),
+        let speed = |tokens: Option<u64>, time: Option<Nanos>| {
+            let rate = tokens.zip(time).map(|(tokens, time)| (tokens as f64, time.seconds()));
+            match rate.filter(|(tokens, seconds)| *tokens > 0.0 && *seconds > 0.0) {
+                Some((tokens, seconds)) => format!(" {:.0} tok/s", tokens / seconds),
+                None => String::new(),
+            }
+        };
+        let prefill = speed(request.computed_tokens, request.prefill);
+        let decode = speed(request.output_tokens.map(|n| n.saturating_sub(1)), request.decode);
+        let parts = [
+            ("queue", request.queued, String::new(), Tone::Text),
+            ("restore", self.restore.map(|r| r.took), String::new(), Tone::Text),
+            ("prefill", request.prefill, prefill, Tone::Text),
+            ("ttft", request.ttft, String::new(), Tone::Strong),
+            ("decode", request.decode, decode, Tone::Text),
+            ("total", request.took, String::new(), Tone::Text),
         ];
         let mut spans = vec![canvas.span(left("time", NAMES), Tone::Dim)];
-        for (name, time) in parts {
+        for (name, time, rate, tone) in parts {
             spans.push(canvas.span(format!("{name} "), Tone::Dim));
-            spans.push(canvas.span(
-                format!("{}  ", duration(time)),
-                if name == "ttft" { Tone::Strong } else { Tone::Text },
-            ));
-        }
-        let speed = |tokens: Option<u64>, time: Option<Nanos>| {
-            let (tokens, seconds) = (tokens?, time?.seconds());
-            (seconds > 0.0 && tokens > 0).then(|| tokens as f64 / seconds)
-        };
-        if let Some(rate) = speed(request.computed_tokens, request.prefill) {
-            spans.push(canvas.span(format!("· prefill {rate:.0} tok/s "), Tone::Dim));
-        }
-        if let Some(rate) = speed(request.output_tokens.map(|n| n.saturating_sub(1)), request.decode) {
-            spans.push(canvas.span(format!("· decode {rate:.1} tok/s"), Tone::Dim));
+            spans.push(canvas.span(duration(time), tone));
+            spans.push(canvas.span(format!("{rate}  "), Tone::Dim));
         }
         canvas.line(area, at, &Line::from(spans));
     }
@@ -395,10 +395,10 @@ fn level_name(restore: &Restore, remaining: u64, index: usize) -> &'static str {
 }
 
 fn written_by(block: &BlockFact) -> String {
-    let Some(request) = block.written_by else { return "writer unknown".to_owned() };
+    let Some(request) = block.written_by else { return String::new() };
     let route = block.route.map_or_else(String::new, |route| format!(" ({})", route.word()));
     let at = block.written_at.map_or_else(String::new, |at| format!(" at {}", clock(at)));
-    format!("written by request {}{route}{at}", request.0)
+    format!(" · written by request {}{route}{at}", request.0)
 }
 
 /// A point in the run: `12.3s` after its start.
@@ -428,15 +428,16 @@ fn ruler(runs: &[SegmentRun], scale: Scale) -> Vec<Option<Segment>> {
     for run in runs {
         let end = position.saturating_add(run.tokens);
         let last = scale.column(end.saturating_sub(1).max(position));
-        for column in scale.column(position)..=last {
-            let Some(slot) = out.get_mut(column) else { break };
+        let first = scale.column(position);
+        let columns = out.iter_mut().zip(&mut weights).enumerate().skip(first).take(last + 1 - first);
+        for (column, (slot, heaviest)) in columns {
             let overlap = end.min(scale.token(column + 1)).saturating_sub(position.max(scale.token(column)));
             // Template tokens are many and small; they win a column only where nothing else is in it.
             let weight =
                 if run.segment == Segment::Glue { overlap.min(1) } else { overlap.saturating_add(1) };
-            if weight > weights[column] || slot.is_none() {
+            if weight > *heaviest || slot.is_none() {
                 *slot = Some(run.segment);
-                weights[column] = weight;
+                *heaviest = weight;
             }
         }
         position = end;

@@ -6,9 +6,10 @@ use ratatui::text::{Line, Span};
 use crate::event::{Cause, Phase, RequestId};
 use crate::ledger::{CheckpointStep, RequestFacts};
 use crate::tui::app::{Model, Pane, visible_requests};
+use crate::tui::status::nothing_yet;
 use crate::tui::text::{self, UNKNOWN, count, duration, signed};
 use crate::tui::theme::Tone;
-use crate::tui::view::{Canvas, nothing_yet, row_of};
+use crate::tui::view::{Canvas, row_of};
 
 /// What a row is made from.
 struct RowFacts<'a> {
@@ -83,7 +84,8 @@ pub fn haystack(request: &RequestFacts) -> String {
 /// The width in which all important columns fit, frame included.
 pub fn preferred_width(model: &Model) -> u16 {
     let rows = rows(model);
-    let widths = column_widths(&rows);
+    let mut widths = column_widths(&rows);
+    widths[0] = widths[0].max(next_number(model).len());
     let columns: usize = IMPORTANCE[..PREFERRED].iter().map(|i| widths[*i] + 1).sum();
     u16::try_from(columns + 3).unwrap_or(u16::MAX)
 }
@@ -124,7 +126,8 @@ fn fitting_columns(widths: &[usize; COLUMNS.len()], room: usize) -> Vec<usize> {
 /// Draws the pane.
 pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     let rows = rows(model);
-    let widths = column_widths(&rows);
+    let mut widths = column_widths(&rows);
+    widths[0] = widths[0].max(next_number(model).len());
     let columns = fitting_columns(&widths, usize::from(area.width).saturating_sub(1));
     let header: Vec<Span<'_>> =
         columns.iter().map(|i| cell(canvas, *i, &widths, COLUMNS[*i].header, Tone::Dim)).collect();
@@ -220,7 +223,10 @@ fn next_number(model: &Model) -> String {
 
 /// The row that announces the turn to come, when nothing of it has arrived yet.
 fn announcement(model: &Model) -> Option<String> {
-    if model.recording.is_some() || !model.ui.filter[Pane::Session.index()].is_empty() {
+    if model.recording.is_some()
+        || model.ledger.failure().is_some()
+        || !model.ui.filter[Pane::Session.index()].is_empty()
+    {
         return None;
     }
     let lane = model.ledger.lane(model.ui.lane)?;

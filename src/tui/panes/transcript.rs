@@ -13,7 +13,7 @@ use crate::ledger::RequestFacts;
 use crate::tui::app::{Model, Page, Pane};
 use crate::tui::text::{self, count, sanitise, wrap_line};
 use crate::tui::theme::Tone;
-use crate::tui::view::{Canvas, nothing_yet};
+use crate::tui::view::Canvas;
 
 /// Columns of the role markers.
 const GUTTER: usize = 7;
@@ -145,7 +145,11 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     let top = Page::top_for(lines, height, model.ui.scroll[Pane::Transcript.index()]);
     canvas.note_page(Pane::Transcript, lines, height, top);
     if stretches.is_empty() {
-        let words = if filter.is_empty() { nothing_yet(model) } else { "no message matches the filter" };
+        let words = if filter.is_empty() {
+            "here: what was said, and the reply as it is written"
+        } else {
+            "no message matches the filter"
+        };
         canvas.put(area, 1, 0, words, Tone::Dim);
     }
     draw_window(canvas, area, &stretches, top, height);

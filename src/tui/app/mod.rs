@@ -1,0 +1,315 @@
+//! The interface's state and how it changes: `update(model, message) -> effects`. No terminal, no engine, no clock.
+
+mod movement;
+mod typing;
+mod ui;
+
+use crossterm::event::{KeyEvent, KeyEventKind, MouseEvent};
+
+use super::action::{self, Action, ActionId};
+use super::editor::Editor;
+use super::log::LogRing;
+use super::panes::events::EventList;
+use super::scrub::Recording;
+use crate::engine::Command;
+use crate::event::{Body, Event, Gate, LaneId};
+use crate::ledger::{Ledger, RequestFacts};
+pub use movement::visible_requests;
+use movement::{
+    cycle_focus, focus, on_mouse, open, page, show_lane, sideways, step, switch_lane, to_first, to_last,
+};
+use typing::{on_confirm_key, on_editor_key, on_filter_key, on_help_key, on_palette_key};
+pub use ui::{Layout, Overlay, Page, Pane, Scroll, Toast, Ui};
+
+/// Facts and interface state.
+#[derive(Debug, Default)]
+pub struct Model {
+    /// The facts.
+    pub ledger: Ledger,
+    /// The raw events, one line each.
+    pub events: EventList,
+    /// The program's log.
+    pub log: LogRing,
+    /// The recording, when there is no engine.
+    pub recording: Option<Recording>,
+    /// Whether the event source has ended.
+    pub source_closed: bool,
+    /// Panics of other threads, as they happened.
+    pub panics: Vec<String>,
+    /// Interface state.
+    pub ui: Ui,
+}
+
+/// Something that happened.
+#[derive(Debug)]
+pub enum Msg {
+    /// A key.
+    Key(KeyEvent),
+    /// Pasted text.
+    Paste(String),
+    /// The mouse.
+    Mouse(MouseEvent),
+    /// Events from the engine.
+    Events(Vec<Event>),
+    /// No more events will come.
+    SourceClosed,
+    /// A thread other than the interface's panicked.
+    WorkerPanic(String),
+}
+
+/// Something to do outside.
+#[derive(Debug, PartialEq)]
+pub enum Effect {
+    /// Send a command to the engine.
+    Send(Command),
+    /// Leave.
+    Quit,
+    /// Capture the mouse, or stop doing so.
+    Mouse(bool),
+    /// Return to the shell.
+    Suspend,
+    /// Draw everything anew.
+    Redraw,
+}
+
+impl Model {
+    /// A model that follows an engine.
+    pub fn live(log: LogRing) -> Model {
+        Model { log, ..Model::default() }
+    }
+
+    /// A model of a recording, standing at its end.
+    pub fn recording(events: Vec<Event>, log: LogRing) -> Model {
+        let mut model = Model { log, recording: Some(Recording::new(events)), ..Model::default() };
+        model.show_recording();
+        model
+    }
+
+    /// The requests of the history in view, oldest first.
+    pub fn history(&self) -> Vec<&RequestFacts> {
+        self.ledger.history(self.ui.lane)
+    }
+
+    /// The request that the panes describe: the selected one, or the latest of the lane in view.
+    pub fn selected(&self) -> Option<&RequestFacts> {
+        let chosen = self.ui.selection.and_then(|id| self.ledger.request(id));
+        chosen.or_else(|| self.history().pop())
+    }
+
+    /// The request that runs now. Nothing runs in a recording or after the engine has ended.
+    pub fn running(&self) -> Option<&RequestFacts> {
+        let alive = self.recording.is_none()
+            && !self.source_closed
+            && !self.ledger.ended()
+            && self.ledger.failure().is_none();
+        if alive { self.ledger.current() } else { None }
+    }
+
+    fn show_recording(&mut self) {
+        let Some(recording) = &self.recording else { return };
+        self.ledger = recording.ledger();
+        self.events = EventList::default();
+        for event in recording.visible() {
+            self.events.push(event);
+        }
+        self.ui.selection = None;
+        self.ui.block = None;
+        if self.ledger.lane(self.ui.lane).is_none() {
+            self.ui.lane = LaneId::default();
+        }
+    }
+
+    fn toast(&mut self, text: impl Into<String>) {
+        self.ui.toast = Some(Toast { text: text.into(), warning: false });
+    }
+
+    fn warn(&mut self, text: impl Into<String>) {
+        self.ui.toast = Some(Toast { text: text.into(), warning: true });
+    }
+}
+
+/// Takes a message; says what is to be done outside.
+pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
+    match msg {
+        Msg::Key(key) if key.kind == KeyEventKind::Release => Vec::new(),
+        Msg::Key(key) => on_key(model, key),
+        Msg::Paste(text) => {
+            on_paste(model, &text);
+            Vec::new()
+        }
+        Msg::Mouse(mouse) => on_mouse(model, mouse),
+        Msg::Events(events) => {
+            for event in &events {
+                on_event(model, event);
+            }
+            Vec::new()
+        }
+        Msg::SourceClosed => {
+            model.source_closed = true;
+            Vec::new()
+        }
+        Msg::WorkerPanic(message) => {
+            model.panics.push(message);
+            Vec::new()
+        }
+    }
+}
+
+fn on_event(model: &mut Model, event: &Event) {
+    model.ledger.apply(event);
+    model.events.push(event);
+    match &event.body {
+        Body::LaneOpened { parent: Some(_), .. } if model.ui.awaiting_fork => {
+            model.ui.awaiting_fork = false;
+            show_lane(model, event.lane.unwrap_or_default());
+            model.toast(format!("lane {} opened; `[` and `]` switch", model.ui.lane.label()));
+        }
+        Body::EngineFailed { message } => model.warn(format!("engine failed: {message}")),
+        _ => {}
+    }
+}
+
+fn on_paste(model: &mut Model, text: &str) {
+    match &mut model.ui.overlay {
+        Some(Overlay::Editor(editor)) => editor.paste(text),
+        Some(Overlay::Palette { query: line, chosen: _ } | Overlay::Filter { text: line }) => {
+            line.extend(text.chars().filter(|c| !c.is_control()));
+        }
+        _ => model.toast("paste has a place in the editor; `i` opens it"),
+    }
+}
+
+fn on_key(model: &mut Model, key: KeyEvent) -> Vec<Effect> {
+    model.ui.toast = None;
+    let Some(overlay) = model.ui.overlay.take() else { return on_pane_key(model, key) };
+    match overlay {
+        Overlay::Help { top } => on_help_key(model, key, top),
+        Overlay::Palette { query, chosen } => on_palette_key(model, key, query, chosen),
+        Overlay::Editor(editor) => on_editor_key(model, key, editor),
+        Overlay::Filter { text } => {
+            on_filter_key(model, key, text);
+            Vec::new()
+        }
+        Overlay::ConfirmQuit => on_confirm_key(model, key),
+    }
+}
+
+fn on_pane_key(model: &mut Model, key: KeyEvent) -> Vec<Effect> {
+    match action::for_key(model, key) {
+        Some(action) => perform(model, action),
+        None => Vec::new(),
+    }
+}
+
+/// Does what `action` says, or says why it cannot.
+pub fn perform(model: &mut Model, action: &Action) -> Vec<Effect> {
+    if let Err(why) = (action.enabled)(model) {
+        model.toast(why);
+        return Vec::new();
+    }
+    if action.id != ActionId::Interrupt {
+        model.ui.interrupted = None;
+    }
+    let lane = model.ui.lane;
+    match action.id {
+        ActionId::NextTurn => return vec![Effect::Send(Command::StepTurn { lane })],
+        ActionId::NextPhase => return vec![Effect::Send(Command::StepPhase { lane })],
+        ActionId::Run => return vec![Effect::Send(Command::Run { lane })],
+        ActionId::Pause => return vec![Effect::Send(pause_or_go_on(model))],
+        ActionId::Cancel => return cancel(model),
+        ActionId::Interrupt => return interrupt(model),
+        ActionId::Inject => {
+            model.ui.overlay = Some(Overlay::Editor(Box::new(Editor::inject(lane))));
+        }
+        ActionId::Edit => {
+            let editor = model.selected().and_then(|request| Editor::edit(lane, request));
+            model.ui.overlay = editor.map(|editor| Overlay::Editor(Box::new(editor)));
+        }
+        ActionId::Evict => {
+            model.toast("evicting everything that no running request uses");
+            return vec![Effect::Send(Command::EvictAll)];
+        }
+        ActionId::ScrubForward | ActionId::ScrubBack => {
+            if let Some(recording) = &mut model.recording {
+                if action.id == ActionId::ScrubForward { recording.forward() } else { recording.back() }
+            }
+            model.show_recording();
+        }
+        ActionId::PreviousLane => switch_lane(model, -1),
+        ActionId::NextLane => switch_lane(model, 1),
+        ActionId::View(pane) => focus(model, pane),
+        ActionId::FocusNext => cycle_focus(model, 1),
+        ActionId::FocusPrevious => cycle_focus(model, -1),
+        ActionId::Up => step(model, -1),
+        ActionId::Down => step(model, 1),
+        ActionId::Left => sideways(model, -1),
+        ActionId::Right => sideways(model, 1),
+        ActionId::PageUp => page(model, -1),
+        ActionId::PageDown => page(model, 1),
+        ActionId::First => to_first(model),
+        ActionId::Last => to_last(model),
+        ActionId::Open => open(model),
+        ActionId::Filter => {
+            let text = model.ui.filter[model.ui.focus.index()].clone();
+            model.ui.overlay = Some(Overlay::Filter { text });
+        }
+        ActionId::Zoom => model.ui.zoom = !model.ui.zoom,
+        ActionId::Mouse => {
+            model.ui.mouse = !model.ui.mouse;
+            model.toast(if model.ui.mouse {
+                "mouse: on; click rows, turn the wheel"
+            } else {
+                "mouse: off; the terminal selects text"
+            });
+            return vec![Effect::Mouse(model.ui.mouse)];
+        }
+        ActionId::Redraw => return vec![Effect::Redraw],
+        ActionId::Suspend => return vec![Effect::Suspend],
+        ActionId::Palette => {
+            model.ui.overlay = Some(Overlay::Palette { query: String::new(), chosen: 0 });
+        }
+        ActionId::Help => model.ui.overlay = Some(Overlay::Help { top: 0 }),
+        ActionId::Back => return back(model),
+    }
+    Vec::new()
+}
+
+fn pause_or_go_on(model: &Model) -> Command {
+    match model.ledger.gate() {
+        Some((Gate::Paused | Gate::AfterPhase, lane)) => Command::Run { lane },
+        _ => Command::Pause,
+    }
+}
+
+fn cancel(model: &mut Model) -> Vec<Effect> {
+    let Some(request) = model.running().map(|r| r.id) else { return Vec::new() };
+    model.toast(format!("cancelling request {}", request.0));
+    vec![Effect::Send(Command::Cancel { request })]
+}
+
+fn interrupt(model: &mut Model) -> Vec<Effect> {
+    let running = model.running().map(|r| r.id);
+    match running {
+        Some(id) if model.ui.interrupted != Some(id) => {
+            model.ui.interrupted = Some(id);
+            let effects = cancel(model);
+            model.toast(format!("cancelling request {}; Ctrl-C again quits", id.0));
+            effects
+        }
+        _ => vec![Effect::Quit],
+    }
+}
+
+fn back(model: &mut Model) -> Vec<Effect> {
+    let filter = &mut model.ui.filter[model.ui.focus.index()];
+    if !filter.is_empty() {
+        filter.clear();
+    } else if model.ui.zoom {
+        model.ui.zoom = false;
+    } else if model.running().is_some() {
+        model.ui.overlay = Some(Overlay::ConfirmQuit);
+    } else {
+        return vec![Effect::Quit];
+    }
+    Vec::new()
+}

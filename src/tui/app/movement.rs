@@ -1,0 +1,198 @@
+//! Moving through panes, requests, blocks and lines, by key and by mouse.
+
+use crossterm::event::{MouseButton, MouseEvent, MouseEventKind};
+use ratatui::layout::Position;
+
+use super::{Effect, Model, Pane, Scroll};
+use crate::event::{LaneId, RequestId};
+use crate::tui::panes;
+
+pub(super) fn focus(model: &mut Model, pane: Pane) {
+    model.ui.focus = pane;
+    if pane.is_lower() {
+        model.ui.lower = Some(pane);
+    }
+}
+
+pub(super) fn cycle_focus(model: &mut Model, by: isize) {
+    let order: Vec<Pane> = if model.ui.layout.single {
+        Pane::ALL.to_vec()
+    } else {
+        vec![Pane::Session, Pane::Checkpoint, Pane::Request, model.ui.lower_pane()]
+    };
+    let at = order.iter().position(|pane| *pane == model.ui.focus).unwrap_or_default();
+    let next = (at as isize + by).rem_euclid(order.len() as isize) as usize;
+    focus(model, order[next]);
+}
+
+pub(super) fn show_lane(model: &mut Model, lane: LaneId) {
+    model.ui.lane = lane;
+    model.ui.selection = None;
+    model.ui.block = None;
+    model.ui.scroll[Pane::Transcript.index()] = Scroll::Follow;
+}
+
+pub(super) fn switch_lane(model: &mut Model, by: isize) {
+    let lanes: Vec<LaneId> = model.ledger.lanes().map(|(id, _)| id).collect();
+    if lanes.is_empty() {
+        return;
+    }
+    let at = lanes.iter().position(|lane| *lane == model.ui.lane).unwrap_or_default();
+    let next = (at as isize + by).rem_euclid(lanes.len() as isize) as usize;
+    show_lane(model, lanes[next]);
+}
+
+/// Moves the selection by `by` requests; selecting the latest follows it.
+fn select(model: &mut Model, by: isize) {
+    let ids: Vec<RequestId> = visible_requests(model);
+    let Some(last) = ids.len().checked_sub(1) else { return };
+    let current = model.selected().map(|r| r.id);
+    let at = ids.iter().position(|id| Some(*id) == current).unwrap_or(last);
+    let next = at.saturating_add_signed(by).min(last);
+    model.ui.selection = if next == last { None } else { Some(ids[next]) };
+    model.ui.block = None;
+}
+
+/// The requests the session pane lists: the history in view, less what the filter hides.
+pub fn visible_requests(model: &Model) -> Vec<RequestId> {
+    let filter = model.ui.filter[Pane::Session.index()].to_lowercase();
+    model
+        .history()
+        .into_iter()
+        .filter(|r| filter.is_empty() || panes::session::haystack(r).contains(&filter))
+        .map(|r| r.id)
+        .collect()
+}
+
+fn scroll(model: &mut Model, pane: Pane, by: isize) {
+    let page = model.ui.layout.pages[pane.index()];
+    let last = page.lines.saturating_sub(page.height);
+    let top = match model.ui.scroll[pane.index()] {
+        Scroll::Follow => last,
+        Scroll::At(top) => top.min(last),
+    };
+    let top = top.saturating_add_signed(by);
+    model.ui.scroll[pane.index()] = if top >= last { Scroll::Follow } else { Scroll::At(top) };
+}
+
+pub(super) fn step(model: &mut Model, by: isize) {
+    match model.ui.focus {
+        Pane::Session | Pane::Checkpoint | Pane::Request => select(model, by),
+        pane => scroll(model, pane, by),
+    }
+}
+
+pub(super) fn page(model: &mut Model, by: isize) {
+    let pane = model.ui.focus;
+    let height = model.ui.layout.pages[pane.index()].height.max(2) as isize - 1;
+    match pane {
+        Pane::Session => select(model, by * height),
+        Pane::Checkpoint | Pane::Request => select(model, by * 5),
+        pane => scroll(model, pane, by * height),
+    }
+}
+
+pub(super) fn sideways(model: &mut Model, by: isize) {
+    match model.ui.focus {
+        Pane::Session | Pane::Checkpoint => select(model, by),
+        Pane::Request => select_block(model, by),
+        Pane::Transcript => {
+            select(model, by);
+            show_turn(model);
+        }
+        Pane::Events | Pane::Log => model.ui.shift = model.ui.shift.saturating_add_signed(by * 8).min(4_096),
+    }
+}
+
+fn select_block(model: &mut Model, by: isize) {
+    let Some(restore) = model.selected().and_then(|r| r.restore.as_ref()) else { return };
+    let Some(last) = restore.blocks.len().checked_sub(1) else { return };
+    let at = model
+        .ui
+        .block
+        .map(|block| block as usize)
+        .or_else(|| panes::request::responsible_block(restore))
+        .unwrap_or(last);
+    let next = at.saturating_add_signed(by).min(last);
+    model.ui.block = u32::try_from(next).ok();
+}
+
+/// Scrolls the transcript to the selected request's turn.
+fn show_turn(model: &mut Model) {
+    let slot = Pane::Transcript.index();
+    let selected = model.ui.selection;
+    model.ui.scroll[slot] = match selected {
+        None => Scroll::Follow,
+        Some(id) => match model.ui.layout.turns.iter().find(|(turn, _)| *turn == id) {
+            Some((_, line)) => Scroll::At(*line),
+            None => Scroll::Follow,
+        },
+    };
+}
+
+pub(super) fn to_first(model: &mut Model) {
+    match model.ui.focus {
+        Pane::Session | Pane::Checkpoint | Pane::Request => select(model, isize::MIN + 1),
+        pane => {
+            let page = model.ui.layout.pages[pane.index()];
+            if page.lines > page.height {
+                model.ui.scroll[pane.index()] = Scroll::At(0);
+            }
+        }
+    }
+}
+
+pub(super) fn to_last(model: &mut Model) {
+    match model.ui.focus {
+        Pane::Session | Pane::Checkpoint | Pane::Request => {
+            model.ui.selection = None;
+            model.ui.block = None;
+        }
+        pane => model.ui.scroll[pane.index()] = Scroll::Follow,
+    }
+}
+
+pub(super) fn open(model: &mut Model) {
+    match model.ui.focus {
+        Pane::Session | Pane::Checkpoint => focus(model, Pane::Request),
+        Pane::Request => {
+            focus(model, Pane::Transcript);
+            show_turn(model);
+        }
+        Pane::Transcript | Pane::Events | Pane::Log => {
+            let pane = model.ui.focus;
+            model.ui.scroll[pane.index()] = Scroll::Follow;
+        }
+    }
+}
+
+pub(super) fn on_mouse(model: &mut Model, mouse: MouseEvent) -> Vec<Effect> {
+    if model.ui.overlay.is_some() {
+        return Vec::new();
+    }
+    let at = Position::new(mouse.column, mouse.row);
+    let pages = &model.ui.layout.pages;
+    let Some(pane) = Pane::ALL.into_iter().find(|pane| pages[pane.index()].area.contains(at)) else {
+        return Vec::new();
+    };
+    match mouse.kind {
+        MouseEventKind::Down(MouseButton::Left) => {
+            focus(model, pane);
+            let row = model.ui.layout.rows.iter().find(|(area, _)| area.contains(at)).map(|(_, id)| *id);
+            if let Some(id) = row {
+                let latest = model.history().last().map(|r| r.id);
+                model.ui.selection = if latest == Some(id) { None } else { Some(id) };
+                model.ui.block = None;
+            }
+        }
+        MouseEventKind::ScrollUp | MouseEventKind::ScrollDown => {
+            let by: isize = if mouse.kind == MouseEventKind::ScrollUp { -3 } else { 3 };
+            match pane {
+                Pane::Session | Pane::Checkpoint | Pane::Request => select(model, by.signum()),
+                pane => scroll(model, pane, by),
+            }
+        }
+        _ => {}
+    }
+    Vec::new()
+}

@@ -1,0 +1,188 @@
+//! Interface state: everything the model holds that is not a fact.
+
+use ratatui::layout::Rect;
+
+use crate::event::{LaneId, RequestId};
+use crate::tui::editor::Editor;
+
+/// A pane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Pane {
+    /// One row a request.
+    #[default]
+    Session,
+    /// The checkpoint over the requests.
+    Checkpoint,
+    /// One request's losses, blocks and times.
+    Request,
+    /// What was said.
+    Transcript,
+    /// The raw event stream.
+    Events,
+    /// The program's own log.
+    Log,
+}
+
+impl Pane {
+    /// All panes, in the order of their digits.
+    pub const ALL: [Pane; 6] =
+        [Pane::Session, Pane::Checkpoint, Pane::Request, Pane::Transcript, Pane::Events, Pane::Log];
+
+    /// Position in [`Pane::ALL`].
+    pub fn index(self) -> usize {
+        self as usize
+    }
+
+    /// The digit that picks it.
+    pub fn digit(self) -> usize {
+        self.index() + 1
+    }
+
+    /// Its name.
+    pub fn word(self) -> &'static str {
+        match self {
+            Pane::Session => "session",
+            Pane::Checkpoint => "checkpoint",
+            Pane::Request => "request",
+            Pane::Transcript => "transcript",
+            Pane::Events => "events",
+            Pane::Log => "log",
+        }
+    }
+
+    /// Whether a filter makes sense in it.
+    pub fn filterable(self) -> bool {
+        matches!(self, Pane::Session | Pane::Transcript | Pane::Events | Pane::Log)
+    }
+
+    /// Whether it shares the workbench's lowest place with other panes.
+    pub fn is_lower(self) -> bool {
+        matches!(self, Pane::Transcript | Pane::Events | Pane::Log)
+    }
+}
+
+/// Where a scrolled pane stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Scroll {
+    /// At the end, and staying there as lines come.
+    #[default]
+    Follow,
+    /// With this line at the top.
+    At(usize),
+}
+
+/// What a pane showed when it was last drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Page {
+    /// Where it was.
+    pub area: Rect,
+    /// Lines it has.
+    pub lines: usize,
+    /// Lines that fit.
+    pub height: usize,
+    /// First line shown.
+    pub top: usize,
+}
+
+impl Page {
+    /// The first line to show for `scroll`, never past the end.
+    pub fn top_for(lines: usize, height: usize, scroll: Scroll) -> usize {
+        let last = lines.saturating_sub(height);
+        match scroll {
+            Scroll::Follow => last,
+            Scroll::At(top) => top.min(last),
+        }
+    }
+}
+
+/// What the last frame put where: what paging, jumping and mouse clicks refer to.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Layout {
+    /// By [`Pane::index`]; a pane that was not drawn has an empty area.
+    pub pages: [Page; 6],
+    /// Rows that stand for a request.
+    pub rows: Vec<(Rect, RequestId)>,
+    /// First transcript line of each request's turn.
+    pub turns: Vec<(RequestId, usize)>,
+    /// Whether one pane filled the screen.
+    pub single: bool,
+    /// Lines the open overlay has, and lines of it that fit.
+    pub overlay: (usize, usize),
+}
+
+/// What lies over the panes.
+#[derive(Debug, Clone)]
+pub enum Overlay {
+    /// All actions.
+    Help {
+        /// First line shown.
+        top: usize,
+    },
+    /// Actions by name.
+    Palette {
+        /// What was typed.
+        query: String,
+        /// The chosen entry.
+        chosen: usize,
+    },
+    /// The editor.
+    Editor(Box<Editor>),
+    /// The filter line of the focused pane.
+    Filter {
+        /// What was typed.
+        text: String,
+    },
+    /// Quit although a request runs?
+    ConfirmQuit,
+}
+
+/// A short message in the footer, until the next key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Toast {
+    /// What it says.
+    pub text: String,
+    /// Whether it warns.
+    pub warning: bool,
+}
+
+/// Interface state: everything that is not a fact.
+#[derive(Debug, Default)]
+pub struct Ui {
+    /// The lane in view.
+    pub lane: LaneId,
+    /// The selected request; `None` follows the latest.
+    pub selection: Option<RequestId>,
+    /// The focused pane.
+    pub focus: Pane,
+    /// The pane in the workbench's lowest place.
+    pub lower: Option<Pane>,
+    /// Whether the focused pane fills the screen.
+    pub zoom: bool,
+    /// What lies on top.
+    pub overlay: Option<Overlay>,
+    /// Scroll positions by [`Pane::index`].
+    pub scroll: [Scroll; 6],
+    /// Filters by [`Pane::index`].
+    pub filter: [String; 6],
+    /// Columns the events and log panes are shifted by.
+    pub shift: usize,
+    /// The selected block; `None` lets the pane choose the one responsible for the loss.
+    pub block: Option<u32>,
+    /// A message.
+    pub toast: Option<Toast>,
+    /// Whether the mouse belongs to the program.
+    pub mouse: bool,
+    /// A fork was asked for; its lane comes into view when it opens.
+    pub awaiting_fork: bool,
+    /// The request that Ctrl-C cancelled last.
+    pub interrupted: Option<RequestId>,
+    /// The last frame's layout.
+    pub layout: Layout,
+}
+
+impl Ui {
+    /// The pane in the workbench's lowest place.
+    pub fn lower_pane(&self) -> Pane {
+        self.lower.unwrap_or(Pane::Transcript)
+    }
+}

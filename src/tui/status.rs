@@ -1,0 +1,235 @@
+//! What is always in sight: the run and its gate, the request in view, warnings, and the keys that make sense now.
+
+use ratatui::layout::Rect;
+use ratatui::text::Line;
+
+use super::action::{self, ActionId};
+use super::app::Model;
+use super::text::{self, count, fit, signed, thousands};
+use super::theme::Tone;
+use super::view::{Canvas, WORKBENCH};
+use crate::event::{Gate, Phase};
+use crate::ledger::RequestFacts;
+
+/// The two lines that are always there: the run and its gate; the request in view and why its checkpoint stands there.
+pub(super) fn draw_status(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
+    let gate = gate_words(model);
+    let gate_width = text::width(&gate) + 2;
+    let room = usize::from(area.width).saturating_sub(gate_width + 1);
+    let name = if area.width >= WORKBENCH.0 { " escarp  " } else { " " };
+    let run = run_words(model, room.saturating_sub(name.len()));
+    let head = Line::from(vec![canvas.span(name, Tone::Key), canvas.span(run, Tone::Text)]);
+    canvas.line(area, 0, &head);
+    let column = usize::from(area.width).saturating_sub(gate_width);
+    canvas.put(area, column, 0, &format!(" {gate} "), Tone::Selected);
+    let line = match model.selected() {
+        Some(request) => request_line(canvas, model, request, usize::from(area.width)),
+        None => Line::from(canvas.span(format!(" {}", nothing_yet(model)), Tone::Dim)),
+    };
+    canvas.line(area, 1, &line);
+}
+
+/// What to say while there is no request.
+pub fn nothing_yet(model: &Model) -> &'static str {
+    if model.recording.is_some() {
+        "before the first request: `n` goes on"
+    } else if model.ledger.failure().is_some() {
+        "no request was served"
+    } else if model.ledger.run().is_none() {
+        "loading the model…"
+    } else {
+        "no request yet: `n` runs the first turn, `r` all of them, `i` injects one"
+    }
+}
+
+/// Session, model and precision, device and what it promises, mode; names are shortened before any of it is left out.
+fn run_words(model: &Model, room: usize) -> String {
+    let lane = if model.ledger.lanes().count() > 1 {
+        format!(" · lane {}", model.ui.lane.label())
+    } else {
+        String::new()
+    };
+    let Some(run) = model.ledger.run() else { return format!("starting{lane}") };
+    let precision = if run.precision == "none" { String::new() } else { format!(" {}", run.precision) };
+    let rest = format!("{precision} · {} {} · {}", run.device, run.identity.word(), run.replay_mode);
+    let session = format!("{}{lane} · ", text::sanitise(&run.session));
+    let name = text::sanitise(&run.model);
+    let for_model = room.saturating_sub(text::width(&session) + text::width(&rest)).max(8);
+    let name = fit(&name, for_model);
+    let for_session = room.saturating_sub(text::width(&name) + text::width(&rest));
+    fit(&format!("{}{name}{rest}", fit(&session, for_session)), room).into_owned()
+}
+
+/// One request on one line. What does not fit is left out from the least important on; checkpoint, suffix, route and cause
+/// stay.
+fn request_line<'a>(canvas: &Canvas<'_>, model: &Model, request: &RequestFacts, width: usize) -> Line<'a> {
+    let step = model.ledger.checkpoint_step(request);
+    let cliff = step.is_some_and(|s| s.cliff);
+    let warn = |tone| if cliff { Tone::Warn } else { tone };
+    let delta = step.map(|s| format!(" {}{}", if s.cliff { "▼" } else { "" }, signed(s.delta)));
+    let mut spans = vec![
+        canvas.span(format!(" {} turn {}  ", request.lane.label(), request.turn), Tone::Lane(request.lane)),
+        canvas.span("ckpt ", Tone::Dim),
+        canvas.span(count(request.checkpoint()), Tone::Strong),
+        canvas.span(delta.unwrap_or_default(), warn(Tone::Text)),
+        canvas.span("  suffix ", Tone::Dim),
+        canvas.span(count(request.uncached_suffix), Tone::Strong),
+        canvas.span("  ", Tone::Dim),
+        canvas.span(request.route.map_or(text::UNKNOWN, |r| r.word()), Tone::Text),
+        canvas.span("  ", Tone::Dim),
+    ];
+    let used: usize = spans.iter().map(|s| s.width()).sum();
+    let room = width.saturating_sub(used);
+    let prompt = format!("prompt {}  ", count(request.prompt_tokens));
+    let cause = cause_words(request, room);
+    if text::width(&cause) + text::width(&prompt) <= room {
+        spans.insert(1, canvas.span(prompt, Tone::Dim));
+    }
+    spans.push(canvas.span(cause, warn(Tone::Text)));
+    Line::from(spans)
+}
+
+/// The cause as a sentence where there is room for it, otherwise as a word.
+fn cause_words(request: &RequestFacts, room: usize) -> String {
+    if let Some(error) = &request.error {
+        return fit(&format!("FAILED: {}", text::sanitise(error)), room).into_owned();
+    }
+    let Some(restore) = &request.restore else {
+        return if request.phase == Phase::Done { text::UNKNOWN.to_owned() } else { "…".to_owned() };
+    };
+    let sentence = request.cause_sentence().unwrap_or_default();
+    let sentence = text::sanitise(&sentence).replace('\n', " ");
+    if text::width(&sentence) <= room || room >= 30 {
+        fit(&sentence, room).into_owned()
+    } else {
+        fit(restore.cause.word(), room).into_owned()
+    }
+}
+
+/// Everything that must not be overlooked, most serious first.
+pub(super) fn warnings(model: &Model) -> Vec<String> {
+    let ledger = &model.ledger;
+    let mut out = Vec::new();
+    if let Some(failure) = ledger.failure() {
+        out.push(format!("engine failed: {failure}"));
+    }
+    // The engine's own panic is already told above.
+    if let Some(panic) = model.panics.last().filter(|_| ledger.failure().is_none()) {
+        out.push(format!("a thread panicked: {panic} (the log has more)"));
+    }
+    if let Some((from, _)) = ledger.lost().first() {
+        let lost: u64 =
+            ledger.lost().iter().map(|(from, to)| to.saturating_sub(*from).saturating_add(1)).sum();
+        out.push(format!("incomplete since event {}: {} events lost", thousands(*from), thousands(lost)));
+    }
+    if ledger.stale_pages() > 0 {
+        out.push(format!("{} reads of stale pages: their requests failed", thousands(ledger.stale_pages())));
+    }
+    if let Some(cut) = ledger.session_cut() {
+        out.push(format!(
+            "session cut to {} of {} requests: the next has {} tokens, the context holds {}",
+            cut.kept_requests,
+            cut.of_requests,
+            thousands(cut.prompt_tokens),
+            thousands(cut.context_tokens)
+        ));
+    }
+    out
+}
+
+pub(super) fn draw_warnings(canvas: &mut Canvas<'_>, warnings: &[String], area: Rect) {
+    for (row, warning) in warnings.iter().take(usize::from(area.height)).enumerate() {
+        let more = warnings.len().saturating_sub(usize::from(area.height));
+        let tail = if row + 1 == usize::from(area.height) && more > 0 {
+            format!(" (and {more} more)")
+        } else {
+            String::new()
+        };
+        let warning = text::sanitise(warning).replace('\n', " ");
+        let room = usize::from(area.width).saturating_sub(3 + text::width(&tail));
+        canvas.put(area, 0, row, &format!(" ! {}{tail}", fit(&warning, room)), Tone::Warn);
+    }
+}
+
+/// Hints for the actions that make sense now, or the message of the moment.
+pub(super) fn draw_footer(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
+    if let Some(toast) = &model.ui.toast {
+        let tone = if toast.warning { Tone::Warn } else { Tone::Good };
+        let message = text::sanitise(&toast.text).replace('\n', " ");
+        canvas.put(area, 1, 0, &fit(&message, usize::from(area.width).saturating_sub(2)), tone);
+        return;
+    }
+    let mut used = 1;
+    let limit = usize::from(area.width);
+    let ends = |id| matches!(id, ActionId::Help | ActionId::Palette | ActionId::Back);
+    let hints: Vec<_> = action::existing(model)
+        .filter(|a| !a.hint.is_empty() && (a.enabled)(model).is_ok())
+        .map(|a| (a.keys[0].name(), hint_words(model, a), ends(a.id)))
+        .collect();
+    let size = |key: &str, words: &str| key.len() + text::width(words) + 3;
+    let mut reserve: usize = hints.iter().filter(|h| h.2).map(|h| size(&h.0, h.1)).sum();
+    let views = "1-6 views";
+    if canvas.layout.single {
+        canvas.put(area, used, 0, "1-6", Tone::Key);
+        canvas.put(area, used + 4, 0, "views", Tone::Dim);
+        used += views.len() + 2;
+    }
+    for (key, words, is_end) in &hints {
+        let size = size(key, words);
+        if *is_end {
+            reserve -= size;
+        }
+        if used + size + reserve > limit + 2 {
+            continue;
+        }
+        canvas.put(area, used, 0, key, Tone::Key);
+        canvas.put(area, used + key.len() + 1, 0, words, Tone::Dim);
+        used += size;
+    }
+}
+
+fn hint_words(model: &Model, action: &action::Action) -> &'static str {
+    match (action.id, model.ledger.gate()) {
+        (ActionId::Pause, Some((Gate::Paused | Gate::AfterPhase, _))) => "go on",
+        (ActionId::Back, _) if model.ui.zoom => "back",
+        _ => action.hint,
+    }
+}
+
+/// The gate in words, for the status line.
+fn gate_words(model: &Model) -> String {
+    if let Some(recording) = &model.recording {
+        let (at, of) = recording.progress();
+        return format!("RECORDING {at} of {of}");
+    }
+    if model.ledger.failure().is_some() {
+        return "ENGINE FAILED".to_owned();
+    }
+    if model.source_closed || model.ledger.ended() {
+        return "ENGINE ENDED".to_owned();
+    }
+    let lane = model.ledger.lane(model.ui.lane);
+    let turns = lane.map_or(0, |l| l.turns);
+    if let Some(request) = model.running() {
+        let phase = match request.phase {
+            Phase::Prefill => match request.progress {
+                Some((done, total)) if total > 0 => format!("prefill {} %", done.min(total) * 100 / total),
+                _ => "prefill".to_owned(),
+            },
+            phase => phase.word().to_owned(),
+        };
+        let held = match model.ledger.gate() {
+            Some((Gate::Paused, _)) => "PAUSED",
+            Some((Gate::AfterPhase, _)) => "HELD",
+            _ => "RUNNING",
+        };
+        return format!("{held} TURN {} of {turns}: {phase}", request.turn);
+    }
+    match (model.ledger.gate(), lane.and_then(|l| l.next_turn)) {
+        (None, _) => "LOADING".to_owned(),
+        (Some((Gate::Running, _)), Some(next)) => format!("RUNNING, TURN {next} of {turns} NEXT"),
+        (Some((Gate::Paused, _)), Some(next)) => format!("PAUSED BEFORE TURN {next} of {turns}"),
+        (Some(_), Some(next)) => format!("BEFORE TURN {next} of {turns}"),
+        (Some(_), None) => "END OF SESSION".to_owned(),
+    }
+}
