@@ -4,5 +4,7 @@
 mod cli;
 mod config;
 mod model;
+mod pty;
 mod readme;
 mod session;
+mod tui;

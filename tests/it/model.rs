@@ -1,7 +1,7 @@
 //! Real models: what llama.cpp and MLX compute is what escarp computes, by every route.
 
 mod bits;
-pub(crate) mod hostile;
+mod hostile;
 
 use std::path::{Path, PathBuf};
 

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::{config, parity_folder};
 
 /// A GGUF file under construction.
-pub(crate) struct Builder {
+struct Builder {
     values: Vec<u8>,
     value_count: u64,
     tensors: Vec<u8>,
@@ -25,7 +25,7 @@ fn string(text: &[u8], out: &mut Vec<u8>) {
 }
 
 impl Builder {
-    pub(crate) fn new() -> Builder {
+    fn new() -> Builder {
         Builder { values: Vec::new(), value_count: 0, tensors: Vec::new(), tensor_count: 0, data: Vec::new() }
     }
 
@@ -37,7 +37,7 @@ impl Builder {
         self
     }
 
-    pub(crate) fn text(self, key: &str, text: &str) -> Builder {
+    fn text(self, key: &str, text: &str) -> Builder {
         let mut bytes = Vec::new();
         string(text.as_bytes(), &mut bytes);
         self.value(key, 8, &bytes)
@@ -69,7 +69,7 @@ impl Builder {
         self
     }
 
-    pub(crate) fn bytes(&self) -> Vec<u8> {
+    fn bytes(&self) -> Vec<u8> {
         let mut out = b"GGUF\x03\0\0\0".to_vec();
         out.extend(self.tensor_count.to_le_bytes());
         out.extend(self.value_count.to_le_bytes());
@@ -82,7 +82,7 @@ impl Builder {
 }
 
 /// A whole model of one tiny layer, with a tokenizer of four tokens.
-pub(crate) fn tiny() -> Builder {
+fn tiny() -> Builder {
     let mut builder = Builder::new()
         .text("general.architecture", "llama")
         .uint("llama.block_count", 1)
@@ -245,10 +245,6 @@ fn templates_that_loop_or_do_not_parse_are_errors() {
     let codec = TextCodec::from_gguf(&Gguf::open(file.path()).unwrap()).unwrap();
     let error = codec.render(&Default::default()).unwrap_err().to_string();
     assert!(error.contains("instructions"), "{error}");
-    assert_error(
-        &tiny().text("tokenizer.chat_template", looping).bytes(),
-        &["chat template", "it probably loops"],
-    );
     let broken = tiny().text("tokenizer.chat_template", "{% for %}").bytes();
     assert_error(&broken, &["chat template", "line 1"]);
 }

@@ -1,0 +1,274 @@
+//! A made-up run, written by hand so that every state of the interface can be shown without an engine.
+
+use escarp::event::*;
+
+/// Tokens a block holds in the sample.
+pub const BLOCK: u64 = 256;
+
+/// Collects events with rising sequence numbers and times.
+pub struct Run {
+    events: Vec<Event>,
+    now: u64,
+    previous: Option<(u64, u64)>,
+    /// Prefill progress already accounted for.
+    done: u64,
+}
+
+/// What a request of the sample looks like.
+pub struct Turn {
+    pub lane: u32,
+    pub request: u64,
+    pub turn: u32,
+    pub name: &'static str,
+    pub fresh: u64,
+    /// Tokens lost beyond the floor, and why.
+    pub loss: Option<(Cause, u64, &'static str)>,
+    pub reply: &'static str,
+}
+
+impl Default for Turn {
+    fn default() -> Turn {
+        Turn {
+            lane: 0,
+            request: 1,
+            turn: 1,
+            name: "read-file",
+            fresh: 700,
+            loss: None,
+            reply: "I'll look at the restore first.\nThe walk-back stops at the deepest block with state.",
+        }
+    }
+}
+
+impl Run {
+    pub fn new() -> Run {
+        let mut run = Run { events: Vec::new(), now: 0, previous: None, done: 0 };
+        run.say(
+            None,
+            None,
+            Body::RunStarted(Box::new(RunFacts {
+                version: "0.1.0".into(),
+                model: "SmolLM2-135M-Instruct".into(),
+                model_digest: "00".repeat(32),
+                device: "cpu".into(),
+                kernel: "avx512-vnni".into(),
+                precision: "int8".into(),
+                identity: Identity::Bitwise,
+                block_tokens: BLOCK,
+                context_tokens: 65_536,
+                state_bytes_per_token: 23_040,
+                ram_bytes: 4 << 30,
+                clock: "virtual".into(),
+                session: "tools-change".into(),
+                session_requests: 12,
+                replay_mode: "recorded".into(),
+            })),
+        );
+        let opened = Body::LaneOpened { parent: None, at_turn: None, title: "tools-change".into() };
+        run.say(Some(0), None, opened);
+        run.gate(Gate::BeforeTurn, 0, Some(1));
+        run
+    }
+
+    pub fn say(&mut self, lane: Option<u32>, request: Option<u64>, body: Body) {
+        self.now += 1_000_000;
+        let seq = self.events.len() as u64;
+        self.events.push(Event {
+            seq,
+            at: Stamp(self.now),
+            lane: lane.map(LaneId),
+            request: request.map(RequestId),
+            body,
+        });
+    }
+
+    pub fn gate(&mut self, gate: Gate, lane: u32, next_turn: Option<u32>) {
+        self.say(Some(lane), None, Body::GateChanged { gate, next_turn, turns: 12 });
+    }
+
+    pub fn peek(&self) -> &[Event] {
+        &self.events
+    }
+
+    pub fn events(self) -> Vec<Event> {
+        self.events
+    }
+
+    /// A request up to the moment its route is known.
+    pub fn begin(&mut self, turn: &Turn) -> (u64, u64) {
+        let (lane, request) = (Some(turn.lane), Some(turn.request));
+        let old = self.previous.map_or(0, |(prompt, _)| prompt + 64);
+        let prompt = old + turn.fresh;
+        let first = self.previous.is_none();
+        self.now += 14_000_000_000;
+        self.say(lane, request, Body::Arrived(Box::new(arrival(turn, prompt, first))));
+        self.say(lane, request, Body::Admitted { queued: Nanos(40_000) });
+        let restore = restore(turn, prompt, old, first);
+        let checkpoint = restore.checkpoint_tokens;
+        self.say(lane, request, Body::Restored(Box::new(restore)));
+        let suffix = prompt - checkpoint;
+        self.say(lane, request, Body::Routed { route: Route::Dense, uncached_suffix: suffix });
+        self.previous = Some((prompt, checkpoint));
+        (prompt, suffix)
+    }
+
+    pub fn prefill(&mut self, turn: &Turn, done: u64, total: u64) {
+        self.now += (done - self.done.min(done)) * 3_400_000;
+        self.done = if done == total { 0 } else { done };
+        self.say(Some(turn.lane), Some(turn.request), Body::PrefillProgress { done, total });
+    }
+
+    pub fn token(&mut self, turn: &Turn, index: u64, text: &str) {
+        self.now += 22_000_000;
+        let body = Body::Token { token: 1_000 + index as u32, text: text.into(), index };
+        self.say(Some(turn.lane), Some(turn.request), body);
+    }
+
+    /// A whole request.
+    pub fn turn(&mut self, turn: &Turn) {
+        let (lane, request) = (Some(turn.lane), Some(turn.request));
+        let (prompt, suffix) = self.begin(turn);
+        self.prefill(turn, suffix / 2, suffix);
+        self.prefill(turn, suffix, suffix);
+        let took = Nanos(suffix * 3_400_000);
+        self.say(lane, request, Body::Prefilled { computed_tokens: suffix, took });
+        for (index, word) in turn.reply.split_inclusive(' ').enumerate() {
+            self.token(turn, index as u64, word);
+        }
+        let words = turn.reply.split_inclusive(' ').count() as u64;
+        self.say(
+            lane,
+            request,
+            Body::Decoded {
+                reason: FinishReason::Stop,
+                output_tokens: words + 1,
+                output_sha256: "ab".repeat(32),
+                text: turn.reply.into(),
+                took: Nanos(words * 22_000_000),
+            },
+        );
+        let canonical_tokens = prompt / BLOCK * BLOCK;
+        let stored = Body::Stored { stored_tokens: 512, canonical_tokens, evicted_blocks: 0 };
+        self.say(lane, request, stored);
+        let took = Nanos(suffix * 3_400_000 + words * 22_000_000);
+        self.say(lane, request, Body::Finished { reason: FinishReason::Stop, took });
+        let memory = Body::Memory {
+            cached_blocks: prompt / BLOCK,
+            live_blocks: 0,
+            bytes: prompt * 23_040,
+            limit_bytes: 4 << 30,
+        };
+        self.say(None, None, memory);
+        self.gate(Gate::BeforeTurn, turn.lane, Some(turn.turn + 1));
+    }
+}
+
+fn arrival(turn: &Turn, prompt: u64, first: bool) -> Arrival {
+    let run = |segment, tokens| SegmentRun { segment, tokens };
+    let body = prompt.saturating_sub(1_100);
+    let mut segments = vec![
+        run(Segment::Glue, 4),
+        run(Segment::System, 396),
+        run(Segment::ToolSchema, 700.min(prompt.saturating_sub(400))),
+    ];
+    let mut left = body;
+    for (segment, tokens) in
+        [(Segment::User, 120), (Segment::Assistant, 64), (Segment::ToolCall, 40), (Segment::ToolResult, 480)]
+            .into_iter()
+            .cycle()
+    {
+        if left == 0 {
+            break;
+        }
+        segments.push(run(segment, tokens.min(left)));
+        left -= tokens.min(left);
+    }
+    let mut items = Vec::new();
+    if first {
+        items.push(TranscriptItem {
+            segment: Segment::System,
+            text: "You are a coding agent. Work in small steps and run the tests after each.".into(),
+        });
+    }
+    items.push(TranscriptItem {
+        segment: if turn.turn % 2 == 1 { Segment::User } else { Segment::ToolResult },
+        text: if turn.turn % 2 == 1 {
+            "Why does restore_walks_back fail? Fix it and keep the public interface as it is.".into()
+        } else {
+            "running 42 tests\n\ttest cache::restore_walks_back … FAILED\n\x1b[31mfailures:\x1b[0m 日本 left: 28 right: 30\n\
+             test result: FAILED. 41 passed; 1 failed"
+                .into()
+        },
+    });
+    Arrival {
+        turn: turn.turn,
+        name: turn.name.into(),
+        source: Source::Replay,
+        change: if first { HistoryChange::First } else { HistoryChange::Append },
+        idle: Nanos(14_000_000_000),
+        prompt_tokens: prompt,
+        segments,
+        items,
+        max_output_tokens: 64,
+    }
+}
+
+fn restore(turn: &Turn, prompt: u64, old: u64, first: bool) -> Restore {
+    let loss = |cause, tokens, detail: &str| Loss { cause, tokens, detail: detail.into() };
+    let lost = turn.loss.map_or(0, |(_, tokens, _)| tokens);
+    let common = old.saturating_sub(lost);
+    let floor = common / BLOCK * BLOCK;
+    let mut losses = Vec::new();
+    if first {
+        losses.push(loss(Cause::Cold, prompt, ""));
+    } else {
+        losses.push(loss(Cause::Appended, prompt - old, ""));
+        if let Some((cause, tokens, detail)) = turn.loss {
+            losses.push(loss(cause, tokens, detail));
+        }
+        losses.push(loss(Cause::BlockFloor, common - floor, ""));
+    }
+    let writer = turn.request.saturating_sub(1).max(1);
+    let blocks = (0..prompt / BLOCK)
+        .map(|index| {
+            let known = index * BLOCK < floor;
+            let residency = if known { Residency::Ram } else { Residency::Missing };
+            BlockFact {
+                index: index as u32,
+                residency,
+                written_by: known.then_some(RequestId(writer)),
+                written_at: known.then_some(Stamp(9_000_000_000)),
+                route: known.then_some(Route::Dense),
+            }
+        })
+        .collect();
+    Restore {
+        common_prefix_tokens: (!first).then_some(common),
+        matched_tokens: floor,
+        matched_with_state_tokens: floor,
+        checkpoint_tokens: floor,
+        cause: if first { Cause::Cold } else { turn.loss.map_or(Cause::BlockFloor, |(cause, ..)| cause) },
+        losses,
+        divergence: None,
+        blocks,
+        took: Nanos(1_300_000),
+    }
+}
+
+/// A run in which the tool list changes at turn 6.
+pub fn session() -> Run {
+    let mut run = Run::new();
+    let names =
+        ["ask", "read-file", "edit-file", "run-tests", "read-log", "new-tool", "edit-file", "run-tests"];
+    let fresh = [3_900, 2_410, 905, 1_730, 640, 1_180, 870, 2_105];
+    for (index, (name, fresh)) in names.into_iter().zip(fresh).enumerate() {
+        let number = index as u32 + 1;
+        let loss = (number == 6).then_some((
+            Cause::ToolSchemaChanged,
+            8_420,
+            "differs at token 1,105, in a tool schema: \"timeout\" became \"timeout_s\"",
+        ));
+        run.turn(&Turn { request: u64::from(number), turn: number, name, fresh, loss, ..Turn::default() });
+    }
+    run
+}
