@@ -89,7 +89,7 @@ struct Run {
     decode_tps: f64,
     /// What a decode step has to read: the weights, and the state of the tokens before it.
     decode_bytes_per_token: Option<u64>,
-    /// That, times the speed, over the bandwidth.
+    /// That, times the speed, over the bandwidth. More than 1 where caches keep a part of it.
     bandwidth_share: Option<f64>,
 }
 

@@ -1,6 +1,6 @@
 //! The command line: one file a subcommand.
 //!
-//! Options that several commands share are in [`options`]; each is sugar for a configuration key, so a flag, a
+//! Options that several commands share are in `options`; each is sugar for a configuration key, so a flag, a
 //! `--set` and a line of a configuration file mean the same and are checked in one place. A command either does its
 //! work or ends in a [`Failure`], which decides the exit code: 2 for bad input, 1 for a run that failed.
 
