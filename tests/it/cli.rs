@@ -5,7 +5,8 @@ mod real_model;
 
 use std::ffi::OsStr;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use clap::CommandFactory;
 use serde_json::Value;
@@ -140,6 +141,47 @@ fn a_recording_has_the_ledger_of_its_run_and_is_private() {
 }
 
 #[test]
+fn an_interrupted_replay_keeps_what_it_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.jsonl");
+    // On the wall clock the simulated device takes its time, so the interrupt comes in the middle.
+    let child = escarp()
+        .args([
+            "replay",
+            "--device",
+            "sim",
+            "--session",
+            "quick",
+            "--clock",
+            "wall",
+            "--idle",
+            "zero",
+            "--record",
+        ])
+        .arg(&path)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let partial = folder.path().join("run.jsonl.partial");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !std::fs::read_to_string(&partial).is_ok_and(|text| text.contains("\"routed\"")) {
+        assert!(Instant::now() < deadline, "no request has begun");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // SAFETY: sends a signal to a child process that has not been waited for, so its number is still its own.
+    assert_eq!(unsafe { libc::kill(i32::try_from(child.id()).unwrap(), libc::SIGINT) }, 0);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("interrupted"), "{}", stderr(&output));
+    let recorded: Value =
+        serde_json::from_str(&succeed(&["inspect", path.to_str().unwrap(), "--json"])).unwrap();
+    assert_eq!(recorded["complete"], true);
+    assert_eq!(recorded["ledger"], ledger_hash(stdout(&output)));
+    assert!(!partial.exists());
+}
+
+#[test]
 fn options_do_what_they_say() {
     let quick = ["replay", "--device", "sim", "--session", "quick", "--json"];
     let with = |more: &[&str]| rows(&succeed(&[&quick[..], more].concat()));
@@ -173,8 +215,8 @@ fn a_configuration_file_sets_what_flags_set() {
 fn a_reader_that_leaves_ends_the_command_quietly() {
     let mut child = escarp()
         .args(["logits", "--device", "sim", "--json", "--tokens", &vec!["1"; 4_096].join(",")])
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     drop(child.stdout.take());
