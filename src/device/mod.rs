@@ -5,6 +5,8 @@
 //! operations that a device may fuse as it likes. `cpu` and `mlx` implement [`ops::Device`] and get their executor from
 //! [`crate::model`]; `sim` does no arithmetic and implements [`Executor`] directly.
 
+#[cfg(test)]
+pub(crate) mod conformance;
 pub mod cpu;
 pub mod ops;
 pub mod sim;

@@ -14,6 +14,10 @@ mod memory;
 mod pack;
 mod pool;
 mod quantise;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod timing;
 
 use attention::AttentionScratch;
 use elementwise::{Add, Gate, RmsNorm, RotaryTable, Rotate};
