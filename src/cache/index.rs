@@ -88,7 +88,7 @@ impl PrefixIndex {
         tokens: Box<[u32]>,
         provenance: Provenance,
     ) {
-        debug_assert!(!self.entries.contains_key(&hash), "a block is held once");
+        assert!(!self.entries.contains_key(&hash), "a block is held once");
         if let Some(entry) = parent.and_then(|parent| self.entries.get_mut(&parent)) {
             entry.children += 1;
         }

@@ -72,7 +72,7 @@ impl PagePool {
 
     /// Adds a holder.
     pub fn hold(&mut self, page: PageRef) {
-        debug_assert!(self.check(page).is_ok() && self.holders(page) > 0, "holding a free page");
+        assert!(self.check(page).is_ok() && self.holders(page) > 0, "holding a free page");
         self.slots[page.id.0 as usize].holders += 1;
     }
 
@@ -83,7 +83,7 @@ impl PagePool {
             return;
         }
         let slot = &mut self.slots[page.id.0 as usize];
-        debug_assert!(slot.holders > 0, "releasing a free page");
+        assert!(slot.holders > 0, "releasing a free page");
         slot.holders = slot.holders.saturating_sub(1);
         if slot.holders == 0 {
             slot.generation = slot.generation.wrapping_add(1);
