@@ -223,7 +223,12 @@ fn gate_words(model: &Model) -> String {
             Some((Gate::AfterPhase, _)) => "HELD",
             _ => "RUNNING",
         };
-        return format!("{held} TURN {} of {turns}: {phase}", request.turn);
+        let turn = if request.lane == model.ui.lane {
+            format!("TURN {} of {turns}", request.turn)
+        } else {
+            format!("LANE {} TURN {}", request.lane.label(), request.turn)
+        };
+        return format!("{held} {turn}: {phase}");
     }
     match (model.ledger.gate(), lane.and_then(|l| l.next_turn)) {
         (None, _) => "LOADING".to_owned(),

@@ -13,8 +13,8 @@ const MARGIN: u32 = 12;
 const BACKGROUND: &str = "#14171c";
 const FOREGROUND: &str = "#d8dee9";
 
-/// The frame as SVG. Runs of equal style become one element; glyphs that must meet their neighbours (blocks and lines) are
-/// drawn with the same font metrics as text, so the picture needs any monospaced font.
+/// The frame as SVG. Runs of equal style become one element; glyphs that must meet their neighbours (blocks, shades and
+/// lines) are drawn as shapes, so the picture looks the same with any monospaced font.
 pub fn svg(buffer: &Buffer) -> String {
     let (columns, rows) = (u32::from(buffer.area.width), u32::from(buffer.area.height));
     let (width, height) = (columns * CELL.0 + 2 * MARGIN, rows * CELL.1 + 2 * MARGIN);
@@ -49,8 +49,8 @@ struct Look {
     background: Option<String>,
     bold: bool,
     underlined: bool,
-    /// Block elements are drawn as rectangles, so that they meet whatever the font.
-    block: Option<char>,
+    /// A glyph that is drawn as a shape.
+    shape: Option<char>,
 }
 
 fn runs(buffer: &Buffer, y: u16) -> Vec<Run> {
@@ -85,14 +85,18 @@ fn look(cell: &Cell) -> Look {
         let old = background.replace(foreground).unwrap_or_else(|| BACKGROUND.to_owned());
         foreground = old;
     }
-    let block = cell.symbol().chars().next().filter(|c| ('▁'..='█').contains(c));
+    let shape = cell.symbol().chars().next().filter(|c| is_shape(*c));
     Look {
         foreground,
         background,
         bold: modifier.contains(Modifier::BOLD),
         underlined: modifier.contains(Modifier::UNDERLINED),
-        block,
+        shape,
     }
+}
+
+fn is_shape(glyph: char) -> bool {
+    matches!(glyph, '▁'..='█' | '░'..='▓' | '─' | '━' | '│' | '┃' | '┌' | '┐' | '└' | '┘')
 }
 
 fn draw_run(out: &mut String, run: &Run, row: u32) {
@@ -102,9 +106,8 @@ fn draw_run(out: &mut String, run: &Run, row: u32) {
     if let Some(background) = &look.background {
         rectangle(out, (x, f64::from(y)), width, f64::from(CELL.1), background);
     }
-    if let Some(block) = look.block {
-        let height = f64::from(block as u32 - '▁' as u32 + 1) / 8.0 * f64::from(CELL.1);
-        rectangle(out, (x, f64::from(y + CELL.1) - height), width, height, &look.foreground);
+    if let Some(shape) = look.shape {
+        draw_shape(out, shape, (x, y), run.columns, &look.foreground);
         return;
     }
     if run.text.trim().is_empty() {
@@ -119,6 +122,43 @@ fn draw_run(out: &mut String, run: &Run, row: u32) {
         y + CELL.1 - 5,
         look.foreground
     );
+}
+
+/// `columns` times `glyph` from the pixel `at` on.
+fn draw_shape(out: &mut String, glyph: char, at: (u32, u32), columns: u32, fill: &str) {
+    let (x, y) = (at.0, f64::from(at.1));
+    let width = columns * CELL.0;
+    let (cell_width, cell_height) = (f64::from(CELL.0), f64::from(CELL.1));
+    match glyph {
+        '▁'..='█' => {
+            let height = f64::from(glyph as u32 - '▁' as u32 + 1) / 8.0 * cell_height;
+            rectangle(out, (x, y + cell_height - height), width, height, fill);
+        }
+        '░'..='▓' => {
+            let opacity = 0.1 + f64::from(glyph as u32 - '░' as u32 + 1) / 4.0;
+            rectangle(out, (x, y), width, cell_height, &format!("{fill}\" fill-opacity=\"{opacity}"));
+        }
+        '─' => rectangle(out, (x, y + cell_height / 2.0 - 0.5), width, 1.0, fill),
+        '━' => rectangle(out, (x, y + cell_height / 2.0 - 1.0), width, 2.0, fill),
+        _ => {
+            let stroke = if glyph == '┃' { 2 } else { 1 };
+            let (half, middle_y, bottom) = (cell_width / 2.0, y + cell_height / 2.0, y + cell_height);
+            for column in 0..columns {
+                let middle = f64::from(x + column * CELL.0) + cell_width / 2.0;
+                let path = match glyph {
+                    '┌' => format!("M{middle} {bottom} V{middle_y} h{half}"),
+                    '┐' => format!("M{middle} {bottom} V{middle_y} h-{half}"),
+                    '└' => format!("M{middle} {y} V{middle_y} h{half}"),
+                    '┘' => format!("M{middle} {y} V{middle_y} h-{half}"),
+                    _ => format!("M{middle} {y} v{cell_height}"),
+                };
+                let _ = writeln!(
+                    out,
+                    "<path d=\"{path}\" stroke=\"{fill}\" stroke-width=\"{stroke}\" fill=\"none\"/>"
+                );
+            }
+        }
+    }
 }
 
 fn rectangle(out: &mut String, at: (u32, f64), width: u32, height: f64, fill: &str) {

@@ -126,7 +126,7 @@ fn draw_screen(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
 /// Session and checkpoint side by side, the request below them, transcript (or events, or log) at the bottom.
 fn draw_workbench(canvas: &mut Canvas<'_>, model: &Model, body: Rect) {
     let request_height = if body.height >= 44 { 16 } else { 12 };
-    let top_height = ((body.height - request_height) * 11 / 20).clamp(9, 24);
+    let top_height = ((body.height - request_height) * 13 / 20).clamp(9, 24);
     let (top, rest) = split_top(body, top_height);
     let (middle, bottom) = split_top(rest, request_height);
     let session_width = panes::session::preferred_width(model).clamp(56, body.width * 3 / 5);

@@ -331,6 +331,62 @@ fn keys_are_answered_within_50_ms_while_a_real_model_keeps_every_core_busy() {
 }
 
 #[test]
+fn a_turn_can_be_injected_and_an_earlier_one_edited_and_both_lanes_stay() {
+    let mut session = Session::start(&[]);
+    session.wait_for("BEFORE TURN 1 of 5");
+    session.press("4n");
+    session.wait_for("BEFORE TURN 2 of 5");
+    session.press("i");
+    session.wait_for("inject a turn into lane A as user");
+    session.press("\x1b[200~Is 12.5 s a float?\rSay yes or no.\x1b[201~\x04");
+    session.wait_for("inject Is 12.5 s a float?");
+    session.wait_for("BEFORE TURN 3 of 6");
+    session.press("e");
+    session.wait_for("edit turn 2 of lane A as user: forks the session");
+    session.press(" In one word.\x04");
+    session.wait_for("lane B");
+    session.press("n");
+    session.wait_for("Say yes or no. In one word.");
+    session.wait_for("BEFORE TURN 3 of");
+    session.press("[");
+    session.wait_for("4 transcript lane A");
+    session.wait_until_gone("In one word.");
+    session.wait_for("Say yes or no.");
+    session.press("q");
+    assert!(session.exit_status().success());
+}
+
+#[test]
+fn the_interface_replay_and_a_recording_of_either_give_the_same_ledger() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.jsonl");
+    let file = path.to_str().unwrap();
+    let mut session = Session::start(&["--record", file]);
+    session.wait_for("BEFORE TURN 1 of 5");
+    session.press("r");
+    session.wait_for("END OF SESSION");
+    session.press("q");
+    assert!(session.exit_status().success());
+    let mut ledger = escarp::ledger::Ledger::new();
+    for event in &escarp::event::record::read(&path).unwrap() {
+        ledger.apply(event);
+    }
+    let replay = std::process::Command::new(env!("CARGO_BIN_EXE_escarp"))
+        .args(["replay", "--device", "sim", "--session", "quick"])
+        .output()
+        .unwrap();
+    let printed = String::from_utf8(replay.stdout).unwrap();
+    assert!(printed.contains(&ledger.facts_hash()), "{}\n{printed}", ledger.facts_hash());
+
+    let mut session = Session::start_plain(&["tui", "--recording", file], &[]);
+    session.wait_for("RECORDING 5 of 5");
+    session.press("pp");
+    session.wait_for("RECORDING 3 of 5");
+    session.press("q");
+    assert!(session.exit_status().success());
+}
+
+#[test]
 fn resizing_to_nothing_and_back_shows_the_same_screen() {
     let mut session = Session::start(&[]);
     session.wait_for("BEFORE TURN 1 of 5");

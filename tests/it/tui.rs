@@ -504,7 +504,7 @@ fn the_session_can_be_walked_with_arrows_and_letters() {
     bench.key(KeyCode::Left);
     let text = bench.text(120, 40);
     assert!(
-        text.contains("▲ 46 ■ restored from RAM · tokens 11,776–12,032 · written by request 7"),
+        text.contains("▲ block 46 ■ restored from RAM · tokens 11,776–12,032 · written by request 7"),
         "{text}"
     );
 }
@@ -618,10 +618,18 @@ fn a_followed_transcript_stays_at_the_end_and_a_scrolled_one_stays_put() {
     assert!(bench.text(80, 24).contains("a fresh word"));
 }
 
+/// Six turns of `tools-change` on SmolLM2, as `escarp tui --record` wrote them.
+fn recorded_run() -> Vec<Event> {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/fixtures/tools-change.jsonl");
+    escarp::event::record::read(&path).unwrap()
+}
+
 /// The README's picture. `ESCARP_UPDATE_ASSETS=1` writes it anew.
 #[test]
-fn the_picture_is_a_frame_of_the_workbench() {
-    let mut bench = sample();
+fn the_picture_is_a_frame_of_a_real_run() {
+    // The picture shows the moment before the interface was left.
+    let events = recorded_run().into_iter().take_while(|event| event.body != Body::RunEnded).collect();
+    let mut bench = Bench::live(events);
     bench.theme = Theme::new(ThemeName::Dark, false);
     let picture = escarp::tui::svg::svg(&bench.frame(140, 42));
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/workbench.svg");

@@ -68,7 +68,9 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     if chart.width == 0 || chart.height == 0 {
         return;
     }
-    let column = (usize::from(chart.width) / bars.len()).clamp(1, 6);
+    // Room is kept for the turns to come, so that the chart does not change its scale with every step.
+    let to_come = model.ledger.lane(model.ui.lane).map_or(0, |lane| lane.turns as usize);
+    let column = (usize::from(chart.width) / bars.len().max(to_come)).clamp(1, 6);
     let fitting = usize::from(chart.width) / column;
     let selected = model.selected().map(|r| r.id);
     let bars = window(&bars, fitting, selected);

@@ -266,7 +266,7 @@ impl Drawing<'_> {
         let to = from.saturating_add(self.block_tokens());
         let spans = vec![
             canvas.span(" ".repeat(NAMES), Tone::Dim),
-            canvas.span(format!("▲ {} ", block.index), Tone::Key),
+            canvas.span(format!("▲ block {} ", block.index), Tone::Key),
             canvas.span(format!("{glyph} {words}"), tone),
             canvas.span(
                 format!(" · tokens {}–{}{}", thousands(from), thousands(to), written_by(block)),
@@ -307,7 +307,11 @@ impl Drawing<'_> {
         };
         let detail = text::sanitise(&loss.detail).replace('\n', " ");
         let detail = if detail.is_empty() { String::new() } else { format!(": {detail}") };
-        let level = format!("→ {} {}", level_name(restore, remaining, index), thousands(remaining));
+        let level = format!(
+            "→ {} {}",
+            left(level_name(restore, remaining, index), 13),
+            right(&thousands(remaining), 7)
+        );
         let head = format!("−{} ", right(&thousands(loss.tokens), NAMES - 3));
         let room = usize::from(area.width).saturating_sub(NAMES + text::width(&level) + 3);
         let spans: Vec<Span<'_>> = vec![
