@@ -235,11 +235,8 @@ mod tests {
         let mut wrapped = Wrapped::default();
         let mut text = String::new();
         let mut work = 0;
-        for _ in 0..2_000 {
-            text.push_str("word ");
-            if text.len().is_multiple_of(400) {
-                text.push('\n');
-            }
+        for token in 1..=2_000 {
+            text.push_str(if token % 80 == 0 { "word\n" } else { "word " });
             work += wrapped.update(&text, false, 60);
         }
         assert!(work < 2_000 * 500, "wrapped {work} bytes for {} tokens", 2_000);
