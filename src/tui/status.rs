@@ -52,12 +52,12 @@ fn run_words(model: &Model, room: usize) -> String {
     let Some(run) = model.ledger.run() else { return format!("starting{lane}") };
     let precision = if run.precision == "none" { String::new() } else { format!(" {}", run.precision) };
     let rest = format!("{precision} · {} {} · {}", run.device, run.identity.word(), run.replay_mode);
-    let session = format!("{}{lane} · ", text::sanitise(&run.session));
-    let name = text::sanitise(&run.model);
-    let for_model = room.saturating_sub(text::width(&session) + text::width(&rest)).max(8);
-    let name = fit(&name, for_model);
-    let for_session = room.saturating_sub(text::width(&name) + text::width(&rest));
-    fit(&format!("{}{name}{rest}", fit(&session, for_session)), room).into_owned()
+    let (session, name) = (text::sanitise(&run.session), text::sanitise(&run.model));
+    let for_names = room.saturating_sub(text::width(&rest) + text::width(&lane) + 3);
+    let for_name = for_names.saturating_sub(text::width(&session)).max(for_names / 3);
+    let name = fit(&name, for_name);
+    let session = fit(&session, for_names.saturating_sub(text::width(&name)));
+    fit(&format!("{session}{lane} · {name}{rest}"), room).into_owned()
 }
 
 /// One request on one line. What does not fit is left out from the least important on; checkpoint, suffix, route and cause
@@ -118,8 +118,10 @@ pub(super) fn warnings(model: &Model) -> Vec<String> {
         out.push(format!("a thread panicked: {panic} (the log has more)"));
     }
     if let Some((from, _)) = ledger.lost().first() {
-        let lost: u64 =
-            ledger.lost().iter().map(|(from, to)| to.saturating_sub(*from).saturating_add(1)).sum();
+        let lost = ledger
+            .lost()
+            .iter()
+            .fold(0u64, |sum, (from, to)| sum.saturating_add(to.saturating_sub(*from).saturating_add(1)));
         out.push(format!("incomplete since event {}: {} events lost", thousands(*from), thousands(lost)));
     }
     if ledger.stale_pages() > 0 {

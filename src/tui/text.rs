@@ -48,7 +48,7 @@ pub fn kilo(value: u64) -> String {
     match value {
         0..1_000 => value.to_string(),
         1_000..10_000 if !value.is_multiple_of(1_000) => format!("{:.1}k", value as f64 / 1_000.0),
-        _ => format!("{}k", (value + 500) / 1_000),
+        _ => format!("{}k", value.saturating_add(500) / 1_000),
     }
 }
 

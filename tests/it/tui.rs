@@ -243,6 +243,44 @@ fn every_size_draws_every_view_and_overlay() {
 }
 
 #[test]
+fn absurd_figures_draw_too() {
+    let huge = u64::MAX;
+    let mut events = sample::session().events();
+    for (index, event) in events.iter_mut().enumerate().filter(|(index, _)| index % 3 != 0) {
+        event.at = Stamp(huge - index as u64);
+        match &mut event.body {
+            Body::Arrived(arrival) => {
+                arrival.prompt_tokens = huge;
+                arrival.segments.iter_mut().for_each(|run| run.tokens = huge);
+            }
+            Body::Restored(restore) => {
+                restore.checkpoint_tokens = huge - 1;
+                restore.losses.iter_mut().for_each(|loss| loss.tokens = huge);
+                restore.blocks.iter_mut().for_each(|block| block.index = u32::MAX);
+            }
+            Body::PrefillProgress { done, total } => (*done, *total) = (huge, 1),
+            Body::Stored { stored_tokens, canonical_tokens, .. } => {
+                (*stored_tokens, *canonical_tokens) = (huge, huge)
+            }
+            Body::Memory { cached_blocks, live_blocks, .. } => (*cached_blocks, *live_blocks) = (huge, huge),
+            Body::GateChanged { turns, next_turn, .. } => (*turns, *next_turn) = (u32::MAX, Some(u32::MAX)),
+            Body::RunStarted(run) => run.block_tokens = 0,
+            _ => {}
+        }
+    }
+    for from in [0, 100] {
+        events.push(event(huge, Body::Gap { from, to: huge }));
+    }
+    for pane in Pane::ALL {
+        let mut bench = Bench::live(events.clone());
+        bench.press(char::from_digit(pane.digit() as u32, 10).unwrap());
+        for (width, height) in [(80, 24), (120, 40), (40, 10), (300, 80)] {
+            bench.frame(width, height);
+        }
+    }
+}
+
+#[test]
 fn the_fall_its_cause_and_its_size_are_visible_together_without_a_key() {
     let mut run = sample::session();
     run.gate(Gate::BeforeTurn, 0, Some(9));

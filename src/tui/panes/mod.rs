@@ -27,7 +27,7 @@ pub fn title_note(model: &Model, pane: Pane) -> String {
                 "cache {} of {}, {} blocks",
                 bytes(memory.bytes),
                 bytes(memory.limit_bytes),
-                thousands(memory.cached_blocks + memory.live_blocks)
+                thousands(memory.cached_blocks.saturating_add(memory.live_blocks))
             ),
             None => String::new(),
         },

@@ -25,42 +25,24 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     let width = usize::from(area.width);
     let scale =
         Scale { tokens: request.prompt_tokens.unwrap_or(0), columns: width.saturating_sub(NAMES + 1) };
-    let mut rows = vec![Row::Equation, Row::Bar, Row::Segments];
-    let restore = request.restore.as_ref();
-    if restore.is_some() {
-        rows.push(Row::Blocks);
-        rows.push(Row::BlockDetail);
-    }
-    let losses = restore.map_or(0, |r| r.losses.len());
-    let height = usize::from(area.height);
-    // The axis, the legend and a blank line are the first to go when rows are scarce.
-    let spare = height.saturating_sub(rows.len() + losses + 1);
-    if spare >= 1 {
-        rows.insert(1, Row::Axis);
-    }
-    if spare >= 2 {
-        rows.push(Row::Legend);
-    }
-    rows.extend((0..losses).map(Row::Loss));
-    let timing = rows.len().min(height.saturating_sub(1));
-    rows.truncate(timing);
-    rows.push(Row::Timing);
-    let drawing = Drawing { model, request, restore, scale };
-    for (at, row) in rows.into_iter().enumerate() {
-        drawing.row(canvas, area, at, row);
+    let drawing = Drawing { model, request, restore: request.restore.as_ref(), scale };
+    for (at, row) in drawing.rows(canvas, width, usize::from(area.height)).into_iter().enumerate() {
+        match row {
+            Row::Axis => drawing.axis(canvas, area, at),
+            Row::Bar => drawing.bar(canvas, area, at),
+            Row::Segments => drawing.segments(canvas, area, at),
+            Row::Blocks => drawing.blocks(canvas, area, at),
+            Row::Words(line) => canvas.line(area, at, &line),
+        }
     }
 }
 
 enum Row {
-    Equation,
     Axis,
     Bar,
     Segments,
     Blocks,
-    BlockDetail,
-    Legend,
-    Loss(usize),
-    Timing,
+    Words(Line<'static>),
 }
 
 /// Prompt tokens to columns.
@@ -122,22 +104,48 @@ struct Drawing<'a> {
 }
 
 impl Drawing<'_> {
-    fn row(&self, canvas: &mut Canvas<'_>, area: Rect, at: usize, row: Row) {
-        match row {
-            Row::Equation => self.equation(canvas, area, at),
-            Row::Axis => self.axis(canvas, area, at),
-            Row::Bar => self.bar(canvas, area, at),
-            Row::Segments => self.segments(canvas, area, at),
-            Row::Blocks => self.blocks(canvas, area, at),
-            Row::BlockDetail => self.block_detail(canvas, area, at),
-            Row::Legend => self.legend(canvas, area, at),
-            Row::Loss(index) => self.loss(canvas, area, at, index),
-            Row::Timing => self.timing(canvas, area, at),
+    /// What the pane shows, from the top. Where rows are scarce the axis and the legend go first; where there are some
+    /// to spare, texts that are longer than a line get another one.
+    fn rows(&self, canvas: &Canvas<'_>, width: usize, height: usize) -> Vec<Row> {
+        let losses: Vec<_> = self
+            .restore
+            .map(|restore| {
+                (0..restore.losses.len()).map(|at| self.loss(canvas, restore, at, width)).collect()
+            })
+            .unwrap_or_default();
+        let timing = self.timing(canvas, width);
+        let legend = self.legend(canvas, width);
+        let block = self.restore.map(|restore| self.block_detail(canvas, restore));
+        let certain = 4 + losses.len() + 2 * block.iter().len();
+        let mut spare = height.saturating_sub(certain);
+        let mut grant = |wanted: usize| {
+            let granted = wanted.min(spare);
+            spare -= granted;
+            granted
+        };
+        let axis = grant(1);
+        let legend_lines = grant(1);
+        let loss_lines: Vec<usize> = losses.iter().map(|lines| 1 + grant(lines.len() - 1)).collect();
+        let timing_lines = 1 + grant(timing.len() - 1);
+        let legend_lines = legend_lines + grant(legend.len() - legend_lines);
+
+        let mut rows = vec![Row::Words(self.equation(canvas))];
+        rows.extend((0..axis).map(|_| Row::Axis));
+        rows.extend([Row::Bar, Row::Segments]);
+        if let Some(line) = block {
+            rows.extend([Row::Blocks, Row::Words(line)]);
         }
+        rows.extend(legend.into_iter().take(legend_lines).map(Row::Words));
+        let shown =
+            losses.into_iter().zip(loss_lines).flat_map(|(lines, shown)| lines.into_iter().take(shown));
+        rows.extend(shown.map(Row::Words));
+        rows.truncate(height.saturating_sub(1));
+        rows.extend(timing.into_iter().take(timing_lines).map(Row::Words));
+        rows
     }
 
     /// `prompt 45,732 = checkpoint 28,672 + suffix 17,060`, the progress of the prefill, or the error.
-    fn equation(&self, canvas: &mut Canvas<'_>, area: Rect, at: usize) {
+    fn equation(&self, canvas: &Canvas<'_>) -> Line<'static> {
         let request = self.request;
         let mut spans = vec![
             canvas.span(left("prompt", NAMES), Tone::Dim),
@@ -148,16 +156,15 @@ impl Drawing<'_> {
             canvas.span(count(request.uncached_suffix), Tone::Suffix),
         ];
         if let Some(error) = &request.error {
-            spans.push(
-                canvas.span(format!("   FAILED: {}", text::sanitise(error).replace('\n', " ")), Tone::Warn),
-            );
+            let error = text::sanitise(error).replace('\n', " ");
+            spans.push(canvas.span(format!("   FAILED: {error}"), Tone::Warn));
         } else if let Some(words) = prefill_words(self.model, request, 20) {
             spans.push(canvas.span(format!("   {words}"), Tone::Good));
         } else if let Some(reason) = request.reason {
             let out = count(request.output_tokens);
             spans.push(canvas.span(format!("   reply {out} tok, {}", reason.word()), Tone::Dim));
         }
-        canvas.line(area, at, &Line::from(spans));
+        Line::from(spans)
     }
 
     fn axis(&self, canvas: &mut Canvas<'_>, area: Rect, at: usize) {
@@ -253,32 +260,28 @@ impl Drawing<'_> {
     }
 
     /// The selected block: its tokens, its state, who wrote it.
-    fn block_detail(&self, canvas: &mut Canvas<'_>, area: Rect, at: usize) {
-        let Some(restore) = self.restore else { return };
+    fn block_detail(&self, canvas: &Canvas<'_>, restore: &Restore) -> Line<'static> {
+        let indent = canvas.span(" ".repeat(NAMES), Tone::Dim);
         let counts = residency_counts(&restore.blocks);
         let Some(index) = self.chosen_block(restore) else {
-            canvas.put(area, NAMES, at, &format!("all whole blocks restored · {counts}"), Tone::Dim);
-            return;
+            let words = format!("all whole blocks restored · {counts}");
+            return Line::from(vec![indent, canvas.span(words, Tone::Dim)]);
         };
         let block = &restore.blocks[index];
         let (glyph, tone, words) = block_look(block.residency);
         let from = u64::from(block.index).saturating_mul(self.block_tokens());
         let to = from.saturating_add(self.block_tokens());
-        let spans = vec![
-            canvas.span(" ".repeat(NAMES), Tone::Dim),
+        let origin = written_by(block);
+        Line::from(vec![
+            indent,
             canvas.span(format!("▲ block {} ", block.index), Tone::Key),
             canvas.span(format!("{glyph} {words}"), tone),
-            canvas.span(
-                format!(" · tokens {}–{}{}", thousands(from), thousands(to), written_by(block)),
-                Tone::Text,
-            ),
+            canvas.span(format!(" · tokens {}–{}{origin}", thousands(from), thousands(to)), Tone::Text),
             canvas.span(format!("   {counts}"), Tone::Dim),
-        ];
-        canvas.line(area, at, &Line::from(spans));
+        ])
     }
 
-    fn legend(&self, canvas: &mut Canvas<'_>, area: Rect, at: usize) {
-        let mut spans = vec![canvas.span(" ".repeat(NAMES), Tone::Dim)];
+    fn legend(&self, canvas: &Canvas<'_>, width: usize) -> Vec<Line<'static>> {
         let mut present: Vec<Segment> = Vec::new();
         for run in &self.request.segments {
             if !present.contains(&run.segment) {
@@ -286,47 +289,45 @@ impl Drawing<'_> {
             }
         }
         present.sort();
-        for segment in present {
-            spans.push(canvas.span(segment.letter().to_string(), Tone::Segment(segment)));
-            spans.push(canvas.span(format!(" {}  ", segment.word()), Tone::Dim));
-        }
-        canvas.line(area, at, &Line::from(spans));
+        let entries = present.into_iter().map(|segment| {
+            vec![
+                canvas.span(segment.letter().to_string(), Tone::Segment(segment)),
+                canvas.span(format!(" {}  ", segment.word()), Tone::Dim),
+            ]
+        });
+        flow(canvas, "", entries, width)
     }
 
     /// One step of the waterfall: what was lost, why, and the level that remains.
-    fn loss(&self, canvas: &mut Canvas<'_>, area: Rect, at: usize, index: usize) {
-        let Some(restore) = self.restore else { return };
-        let Some(loss) = restore.losses.get(index) else { return };
-        let lost: u64 = restore.losses[..=index].iter().map(|l| l.tokens).sum();
+    fn loss(&self, canvas: &Canvas<'_>, restore: &Restore, index: usize, width: usize) -> Vec<Line<'static>> {
+        let loss = &restore.losses[index];
+        let lost = restore.losses[..=index].iter().fold(0u64, |sum, loss| sum.saturating_add(loss.tokens));
         let remaining = self.scale.tokens.saturating_sub(lost);
         let (glyph, tone) = loss_look(loss);
-        let phrase = if loss.cause.is_loss() {
-            loss.cause.phrase().to_uppercase()
-        } else {
-            loss.cause.phrase().to_owned()
-        };
+        let words_tone = if loss.cause.is_loss() { Tone::Warn } else { Tone::Text };
+        let phrase = loss.cause.phrase();
+        let phrase = if loss.cause.is_loss() { phrase.to_uppercase() } else { phrase.to_owned() };
         let detail = text::sanitise(&loss.detail).replace('\n', " ");
-        let detail = if detail.is_empty() { String::new() } else { format!(": {detail}") };
-        let level = format!(
-            "→ {} {}",
-            left(level_name(restore, remaining, index), 13),
-            right(&thousands(remaining), 7)
-        );
-        let head = format!("−{} ", right(&thousands(loss.tokens), NAMES - 3));
-        let room = usize::from(area.width).saturating_sub(NAMES + text::width(&level) + 3);
-        let spans: Vec<Span<'_>> = vec![
-            canvas.span(head, tone),
-            canvas.span(format!("{glyph} "), tone),
-            canvas.span(
-                left(&format!("{phrase}{detail}"), room),
-                if loss.cause.is_loss() { Tone::Warn } else { Tone::Text },
-            ),
+        let words = if detail.is_empty() { phrase } else { format!("{phrase}: {detail}") };
+        let name = left(level_name(restore, remaining, index), 13);
+        let level = format!("→ {name} {}", right(&thousands(remaining), 7));
+        let room = width.saturating_sub(NAMES + text::width(&level) + 3);
+
+        let mut pieces = Vec::new();
+        text::wrap_line(&words, room, &mut pieces);
+        let mut lines = vec![Line::from(vec![
+            canvas.span(format!("−{} {glyph} ", right(&thousands(loss.tokens), NAMES - 3)), tone),
+            canvas.span(left(&pieces[0], room), words_tone),
             canvas.span(format!(" {level}"), Tone::Strong),
-        ];
-        canvas.line(area, at, &Line::from(spans));
+        ])];
+        for piece in &pieces[1..] {
+            let indent = " ".repeat(NAMES + 1);
+            lines.push(Line::from(canvas.span(format!("{indent}{piece}"), words_tone)));
+        }
+        lines
     }
 
-    fn timing(&self, canvas: &mut Canvas<'_>, area: Rect, at: usize) {
+    fn timing(&self, canvas: &Canvas<'_>, width: usize) -> Vec<Line<'static>> {
         let request = self.request;
         let speed = |tokens: Option<u64>, time: Option<Nanos>| {
             let rate = tokens.zip(time).map(|(tokens, time)| (tokens as f64, time.seconds()));
@@ -345,14 +346,39 @@ impl Drawing<'_> {
             ("decode", request.decode, decode, Tone::Text),
             ("total", request.took, String::new(), Tone::Text),
         ];
-        let mut spans = vec![canvas.span(left("time", NAMES), Tone::Dim)];
-        for (name, time, rate, tone) in parts {
-            spans.push(canvas.span(format!("{name} "), Tone::Dim));
-            spans.push(canvas.span(duration(time), tone));
-            spans.push(canvas.span(format!("{rate}  "), Tone::Dim));
-        }
-        canvas.line(area, at, &Line::from(spans));
+        let parts = parts.into_iter().map(|(name, time, rate, tone)| {
+            vec![
+                canvas.span(format!("{name} "), Tone::Dim),
+                canvas.span(duration(time), tone),
+                canvas.span(format!("{rate}  "), Tone::Dim),
+            ]
+        });
+        flow(canvas, "time", parts, width)
     }
+}
+
+/// Groups of spans on as many lines as they need, at least one, behind the row's name.
+fn flow(
+    canvas: &Canvas<'_>,
+    name: &str,
+    groups: impl Iterator<Item = Vec<Span<'static>>>,
+    width: usize,
+) -> Vec<Line<'static>> {
+    let mut lines = vec![vec![canvas.span(left(name, NAMES), Tone::Dim)]];
+    let mut used = NAMES;
+    for group in groups {
+        // The two blanks that end a group may hang over the edge.
+        let size: usize = group.iter().map(Span::width).sum();
+        if used + size > width + 2 && used > NAMES {
+            lines.push(vec![canvas.span(" ".repeat(NAMES), Tone::Dim)]);
+            used = NAMES;
+        }
+        used += size;
+        if let Some(line) = lines.last_mut() {
+            line.extend(group);
+        }
+    }
+    lines.into_iter().map(Line::from).collect()
 }
 
 fn cell_of(area: Rect, column: usize, row: usize) -> Option<Rect> {
