@@ -131,13 +131,19 @@ impl Task for PackedProduct<'_> {
 impl PackedProduct<'_> {
     #[inline(always)]
     fn tiles<I: Isa, W: Integers, const AFFINE: bool>(&self, isa: I) {
+        let per_tile = self.x.groups / self.packed.span * if AFFINE { 2 } else { 1 };
+        // Scales are widened once a tile, which keeps their type out of the inner loop.
+        let mut widened = vec![[0.0; LANES]; per_tile];
         for tile in self.tiles.clone() {
+            for (i, out) in widened.iter_mut().enumerate() {
+                isa.store(load_sixteen(isa, &self.packed.scales, tile * per_tile + i), out);
+            }
             for (row, n) in blocks(self.rows.start, self.rows.end) {
                 match n {
-                    BLOCK => self.block::<I, W, AFFINE, BLOCK>(isa, tile, row),
-                    4 => self.block::<I, W, AFFINE, 4>(isa, tile, row),
-                    2 => self.block::<I, W, AFFINE, 2>(isa, tile, row),
-                    _ => self.block::<I, W, AFFINE, 1>(isa, tile, row),
+                    BLOCK => self.block::<I, W, AFFINE, BLOCK>(isa, &widened, tile, row),
+                    4 => self.block::<I, W, AFFINE, 4>(isa, &widened, tile, row),
+                    2 => self.block::<I, W, AFFINE, 2>(isa, &widened, tile, row),
+                    _ => self.block::<I, W, AFFINE, 1>(isa, &widened, tile, row),
                 }
             }
         }
@@ -147,6 +153,7 @@ impl PackedProduct<'_> {
     fn block<I: Isa, W: Integers, const AFFINE: bool, const N: usize>(
         &self,
         isa: I,
+        parameters: &[[f32; LANES]],
         tile: usize,
         row: usize,
     ) {
@@ -160,20 +167,20 @@ impl PackedProduct<'_> {
         let (s, _) = scales[row * groups..(row + N) * groups].as_chunks::<N>();
         let (c, _) = corrections[row * groups..(row + N) * groups].as_chunks::<N>();
         let mut sums = [isa.splat(0.0); N];
-        let operands = weights.iter().zip(a.iter().zip(s.iter().zip(c)));
-        for (group, (w, (a, (s, c)))) in operands.enumerate() {
-            let at = tile * (groups / span) + group / span;
-            let init = if AFFINE { [0; N] } else { *c };
-            let dots = W::dot(isa, w, a, init);
-            let scale = load_sixteen(isa, &self.packed.scales, if AFFINE { 2 * at } else { at });
-            for i in 0..N {
-                let scaled = isa.mul(isa.to_f32(dots[i]), scale);
-                sums[i] = isa.fma(scaled, isa.splat(s[i]), sums[i]);
-            }
-            if AFFINE {
-                let min = load_sixteen(isa, &self.packed.scales, 2 * at + 1);
+        let mut operands = weights.iter().zip(a.iter().zip(s.iter().zip(c)));
+        for parameters in parameters.chunks_exact(if AFFINE { 2 } else { 1 }) {
+            let scale = isa.load(&parameters[0]);
+            for (w, (a, (s, c))) in operands.by_ref().take(span) {
+                let dots = W::dot(isa, w, a, if AFFINE { [0; N] } else { *c });
                 for i in 0..N {
-                    sums[i] = isa.fma(min, isa.splat(f32::from_bits(c[i] as u32)), sums[i]);
+                    let scaled = isa.mul(isa.to_f32(dots[i]), scale);
+                    sums[i] = isa.fma(scaled, isa.splat(s[i]), sums[i]);
+                }
+                if AFFINE {
+                    let min = isa.load(&parameters[1]);
+                    for i in 0..N {
+                        sums[i] = isa.fma(min, isa.splat(f32::from_bits(c[i] as u32)), sums[i]);
+                    }
                 }
             }
         }
