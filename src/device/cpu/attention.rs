@@ -232,16 +232,8 @@ impl<E: Element, S: Fn(usize) -> usize> Step<'_, E, S> {
         if seen[N - 1] == 0 {
             return;
         }
-        let mut scores = [[isa.splat(0.0); VECTORS]; N];
-        for (keys, q) in keys.iter().zip(q.as_chunks::<N>().0) {
-            let keys: [I::F; VECTORS] = std::array::from_fn(|v| E::load(isa, &keys.as_chunks().0[v]));
-            for i in 0..N {
-                let q = isa.splat(q[i]);
-                for v in 0..VECTORS {
-                    scores[i][v] = isa.fma(q, keys[v], scores[i][v]);
-                }
-            }
-        }
+        let mut scores = [[[0.0; LANES]; VECTORS]; N];
+        isa.apart(Scores { keys, q: q.as_chunks::<N>().0, scores: &mut scores });
         let mut weights = [[0.0; TILE]; N];
         let size = State::elements(stride);
         for i in 0..N {
@@ -275,14 +267,14 @@ impl<E: Element, S: Fn(usize) -> usize> Step<'_, E, S> {
 #[inline(always)]
 fn soften<I: Isa>(
     isa: I,
-    scores: &[I::F; VECTORS],
+    scores: &[[f32; LANES]; VECTORS],
     seen: usize,
     state: &mut [f32],
     weights: &mut [f32; TILE],
 ) {
     let least = isa.splat(f32::NEG_INFINITY);
     let scores: [I::F; VECTORS] =
-        std::array::from_fn(|v| isa.keep_first(scores[v], seen.saturating_sub(v * LANES), least));
+        std::array::from_fn(|v| isa.keep_first(isa.load(&scores[v]), seen.saturating_sub(v * LANES), least));
     let before = state[0];
     let mut greatest = scores[0];
     for v in &scores[1..] {
@@ -309,6 +301,37 @@ fn soften<I: Isa>(
     isa.store(sum, &mut sums[0]);
 }
 
+/// Scores of `N` rows against a tile.
+struct Scores<'a, E, const N: usize> {
+    keys: &'a [[E; TILE]],
+    q: &'a [[f32; N]],
+    scores: &'a mut [[[f32; LANES]; VECTORS]; N],
+}
+
+impl<E: Element, const N: usize> Task for Scores<'_, E, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let mut sums = [[isa.splat(0.0); VECTORS]; N];
+        for (keys, q) in self.keys.iter().zip(self.q) {
+            let (keys, _) = keys.as_chunks::<LANES>();
+            let keys: [I::F; VECTORS] = std::array::from_fn(|v| E::load(isa, &keys[v]));
+            for i in 0..N {
+                let q = isa.splat(q[i]);
+                for v in 0..VECTORS {
+                    sums[i][v] = isa.fma(q, keys[v], sums[i][v]);
+                }
+            }
+        }
+        for i in 0..N {
+            for v in 0..VECTORS {
+                isa.store(sums[i][v], &mut self.scores[i][v]);
+            }
+        }
+    }
+}
+
 /// Adds weighted values, in order of keys, to the states of `N` rows.
 #[inline(always)]
 fn accumulate<I: Isa, E: Element, const N: usize>(
@@ -321,44 +344,51 @@ fn accumulate<I: Isa, E: Element, const N: usize>(
     let mut column = 0;
     while column < stride {
         if stride - column >= 4 * LANES {
-            accumulate_columns::<I, E, N, 4>(isa, weights, values, states, stride, column);
+            isa.apart(Accumulate::<E, N, 4> { weights, values, states: &mut *states, stride, column });
             column += 4 * LANES;
         } else {
-            accumulate_columns::<I, E, N, 1>(isa, weights, values, states, stride, column);
+            isa.apart(Accumulate::<E, N, 1> { weights, values, states: &mut *states, stride, column });
             column += LANES;
         }
     }
 }
 
-#[inline(always)]
-fn accumulate_columns<I: Isa, E: Element, const N: usize, const V: usize>(
-    isa: I,
-    weights: &[[f32; TILE]; N],
-    values: &[E],
-    states: &mut [f32],
+/// The same for `V` vectors of columns.
+struct Accumulate<'a, E, const N: usize, const V: usize> {
+    weights: &'a [[f32; TILE]; N],
+    values: &'a [E],
+    states: &'a mut [f32],
     stride: usize,
     column: usize,
-) {
-    let size = State::elements(stride);
-    let at = |i: usize| i * size + 2 * LANES + column;
-    let mut sums: [[I::F; V]; N] = std::array::from_fn(|i| {
-        let (x, _) = states[at(i)..at(i) + V * LANES].as_chunks::<LANES>();
-        std::array::from_fn(|v| isa.load(&x[v]))
-    });
-    for (key, values) in values.chunks_exact(stride).enumerate().take(TILE) {
-        let (x, _) = values[column..column + V * LANES].as_chunks::<LANES>();
-        let x: [I::F; V] = std::array::from_fn(|v| E::load(isa, &x[v]));
-        for i in 0..N {
-            let weight = isa.splat(weights[i][key]);
-            for v in 0..V {
-                sums[i][v] = isa.fma(weight, x[v], sums[i][v]);
+}
+
+impl<E: Element, const N: usize, const V: usize> Task for Accumulate<'_, E, N, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let Accumulate { weights, values, states, stride, column } = self;
+        let size = State::elements(stride);
+        let at = |i: usize| i * size + 2 * LANES + column;
+        let mut sums: [[I::F; V]; N] = std::array::from_fn(|i| {
+            let (x, _) = states[at(i)..at(i) + V * LANES].as_chunks::<LANES>();
+            std::array::from_fn(|v| isa.load(&x[v]))
+        });
+        for (key, values) in values.chunks_exact(stride).enumerate().take(TILE) {
+            let (x, _) = values[column..column + V * LANES].as_chunks::<LANES>();
+            let x: [I::F; V] = std::array::from_fn(|v| E::load(isa, &x[v]));
+            for i in 0..N {
+                let weight = isa.splat(weights[i][key]);
+                for v in 0..V {
+                    sums[i][v] = isa.fma(weight, x[v], sums[i][v]);
+                }
             }
         }
-    }
-    for i in 0..N {
-        let (x, _) = states[at(i)..at(i) + V * LANES].as_chunks_mut::<LANES>();
-        for v in 0..V {
-            isa.store(sums[i][v], &mut x[v]);
+        for i in 0..N {
+            let (x, _) = states[at(i)..at(i) + V * LANES].as_chunks_mut::<LANES>();
+            for v in 0..V {
+                isa.store(sums[i][v], &mut x[v]);
+            }
         }
     }
 }

@@ -5,6 +5,7 @@
 //! For plain weights it is `acc = fma(w, x, acc)` over columns in ascending order. Nothing else touches an output, so its bits
 //! depend on its row and its weights alone.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::isa::{GROUP, Isa, LANES, U4_GROUP, U8_GROUP};
@@ -140,28 +141,44 @@ impl PackedProduct<'_> {
             }
             for (row, n) in blocks(self.rows.start, self.rows.end) {
                 match n {
-                    BLOCK => self.block::<I, W, AFFINE, BLOCK>(isa, &widened, tile, row),
-                    4 => self.block::<I, W, AFFINE, 4>(isa, &widened, tile, row),
-                    2 => self.block::<I, W, AFFINE, 2>(isa, &widened, tile, row),
-                    _ => self.block::<I, W, AFFINE, 1>(isa, &widened, tile, row),
+                    BLOCK => isa.apart(PackedBlock::<W, AFFINE, BLOCK>::new(self, &widened, tile, row)),
+                    4 => isa.apart(PackedBlock::<W, AFFINE, 4>::new(self, &widened, tile, row)),
+                    2 => isa.apart(PackedBlock::<W, AFFINE, 2>::new(self, &widened, tile, row)),
+                    _ => isa.apart(PackedBlock::<W, AFFINE, 1>::new(self, &widened, tile, row)),
                 }
             }
         }
     }
+}
+
+/// One tile against a block of `N` rows.
+struct PackedBlock<'a, W, const AFFINE: bool, const N: usize> {
+    product: &'a PackedProduct<'a>,
+    /// Of each scale group: the scales, then the minima if affine.
+    parameters: &'a [[f32; LANES]],
+    tile: usize,
+    row: usize,
+    width: PhantomData<W>,
+}
+
+impl<'a, W: Integers, const AFFINE: bool, const N: usize> PackedBlock<'a, W, AFFINE, N> {
+    #[inline(always)]
+    fn new(product: &'a PackedProduct<'a>, parameters: &'a [[f32; LANES]], tile: usize, row: usize) -> Self {
+        PackedBlock { product, parameters, tile, row, width: PhantomData }
+    }
+}
+
+impl<W: Integers, const AFFINE: bool, const N: usize> Task for PackedBlock<'_, W, AFFINE, N> {
+    type Output = ();
 
     #[inline(always)]
-    fn block<I: Isa, W: Integers, const AFFINE: bool, const N: usize>(
-        &self,
-        isa: I,
-        parameters: &[[f32; LANES]],
-        tile: usize,
-        row: usize,
-    ) {
-        let Quantised { groups, data, scales, corrections, .. } = self.x;
-        let span = self.packed.span;
+    fn run<I: Isa>(self, isa: I) {
+        let PackedBlock { product, parameters, tile, row, .. } = self;
+        let Quantised { groups, data, scales, corrections } = product.x;
+        let span = product.packed.span;
         let tile_bytes = groups * size_of::<W::Group>();
         let weights: &[W::Group] =
-            bytemuck::cast_slice(&self.packed.data[tile * tile_bytes..(tile + 1) * tile_bytes]);
+            bytemuck::cast_slice(&product.packed.data[tile * tile_bytes..(tile + 1) * tile_bytes]);
         let (a, _) = data[row * groups * GROUP..(row + N) * groups * GROUP].as_chunks::<GROUP>();
         let (a, _) = a.as_chunks::<N>();
         let (s, _) = scales[row * groups..(row + N) * groups].as_chunks::<N>();
@@ -169,9 +186,9 @@ impl PackedProduct<'_> {
         let mut sums = [isa.splat(0.0); N];
         let mut operands = weights.iter().zip(a.iter().zip(s.iter().zip(c)));
         for parameters in parameters.chunks_exact(if AFFINE { 2 } else { 1 }) {
-            let scale = isa.load(&parameters[0]);
             for (w, (a, (s, c))) in operands.by_ref().take(span) {
                 let dots = W::dot(isa, w, a, if AFFINE { [0; N] } else { *c });
+                let scale = isa.load(&parameters[0]);
                 for i in 0..N {
                     let scaled = isa.mul(isa.to_f32(dots[i]), scale);
                     sums[i] = isa.fma(scaled, isa.splat(s[i]), sums[i]);
@@ -185,7 +202,7 @@ impl PackedProduct<'_> {
             }
         }
         // SAFETY: tasks have distinct tiles or distinct rows.
-        unsafe { self.out.store(isa, sums, row, tile, self.matrix) };
+        unsafe { product.out.store(isa, sums, row, tile, product.matrix) };
     }
 }
 

@@ -63,6 +63,11 @@ impl Isa for Avx2 {
     type F = Pair;
     type I = [__m256i; 2];
 
+    #[inline(never)]
+    fn apart<T: Task>(self, task: T) -> T::Output {
+        self.run(task)
+    }
+
     #[inline(always)]
     fn splat(self, x: f32) -> Pair {
         // SAFETY: `self` proves AVX2.

@@ -53,6 +53,11 @@ impl Isa for Avx512 {
     type F = __m512;
     type I = __m512i;
 
+    #[inline(never)]
+    fn apart<T: Task>(self, task: T) -> T::Output {
+        self.run(task)
+    }
+
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
         // SAFETY: `self` proves AVX-512F.

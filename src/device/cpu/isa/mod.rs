@@ -17,6 +17,8 @@ pub(super) use avx2::Avx2;
 pub(super) use avx512::Avx512;
 pub(super) use portable::Portable;
 
+use super::kernel::Task;
+
 /// Lanes of a vector; also the rows of a weight tile and the fixed width of every horizontal sum.
 pub(super) const LANES: usize = 16;
 
@@ -35,6 +37,10 @@ pub(super) trait Isa: Copy + Send + Sync {
     type F: Copy;
     /// Sixteen i32.
     type I: Copy;
+
+    /// Runs a task as a function of its own: an inner loop that wants every register must not share them with its
+    /// caller's constants.
+    fn apart<T: Task>(self, task: T) -> T::Output;
 
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::F;

@@ -3,6 +3,7 @@
 
 use half::{bf16, f16};
 
+use super::super::kernel::Task;
 use super::{GROUP, Isa, LANES, U4_GROUP, U8_GROUP, u4_place, u8_place};
 
 /// Arrays and loops; every processor has them.
@@ -17,6 +18,11 @@ fn zip(a: [f32; LANES], b: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> [f32; L
 impl Isa for Portable {
     type F = [f32; LANES];
     type I = [i32; LANES];
+
+    #[inline(never)]
+    fn apart<T: Task>(self, task: T) -> T::Output {
+        task.run(self)
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::F {
