@@ -263,11 +263,10 @@ impl Ledger {
     fn apply_to_request(&mut self, event: &Event, body: &Body) {
         let Some(id) = event.request else { return };
         let lane = event.lane.unwrap_or_default();
-        if !self.requests.contains_key(&id) {
-            self.requests.insert(id, RequestFacts::unseen(id, lane, event.at));
-            self.lane_mut(lane).requests.push(id);
-        }
-        let Some(request) = self.requests.get_mut(&id) else { return };
+        let request = self.requests.entry(id).or_insert_with(|| {
+            self.lanes.entry(lane).or_default().requests.push(id);
+            RequestFacts::unseen(id, lane, event.at)
+        });
         match body {
             Body::Arrived(arrival) => {
                 request.arrived_at = event.at;

@@ -467,7 +467,7 @@ impl TensorInfo {
     /// Bytes it takes, where the encoding is known and fits its shape.
     fn bytes(&self) -> Option<u64> {
         let (_, _, block, size) = KINDS.iter().find(|(kind, ..)| *kind == self.kind)?;
-        if self.dims[0] % block != 0 {
+        if !self.dims[0].is_multiple_of(*block) {
             return None;
         }
         (self.elements()? / block).checked_mul(*size)
@@ -478,7 +478,7 @@ impl TensorInfo {
         if self.dims.contains(&0) || self.elements().is_none() {
             return Err(Fault::damaged(format!("tensor `{name}` has the shape {:?}", self.dims)));
         }
-        if self.offset % alignment != 0 {
+        if !self.offset.is_multiple_of(alignment) {
             let problem = format!("tensor `{name}` begins at {}, not a multiple of {alignment}", self.offset);
             return Err(Fault::damaged(problem));
         }

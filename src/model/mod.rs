@@ -111,7 +111,7 @@ fn load_cpu(config: &Config) -> Result<Loaded, ModelError> {
 
 /// An opened model, of either format.
 enum Source {
-    Gguf(Gguf),
+    Gguf(Box<Gguf>),
     Folder(Folder),
 }
 
@@ -123,12 +123,12 @@ impl Source {
         let gguf = Gguf::open(path)?;
         let architecture = gguf.text("general.architecture")?.unwrap_or_default();
         check_architecture(path, "general.architecture", architecture)?;
-        Ok(Source::Gguf(gguf))
+        Ok(Source::Gguf(Box::new(gguf)))
     }
 
     fn checkpoint(&self) -> &dyn Checkpoint {
         match self {
-            Source::Gguf(gguf) => gguf,
+            Source::Gguf(gguf) => &**gguf,
             Source::Folder(folder) => folder,
         }
     }
