@@ -64,35 +64,51 @@ struct Layer<'a, E> {
     qkv: &'a [f32],
 }
 
-/// Attends; keys and values of the rows themselves are in the store already.
+/// A call of attention; keys and values of the rows themselves are in the store already.
+pub(super) struct Attention<'a> {
+    /// `[rows, (heads + 2·kv_heads)·head_dim]`
+    pub(super) qkv: &'a [f32],
+    pub(super) shape: AttentionShape,
+    pub(super) rows: Rows<'a>,
+    pub(super) kv: &'a Kv,
+    pub(super) layer: usize,
+    /// `[rows, heads·head_dim]`
+    pub(super) out: &'a mut [f32],
+}
+
+impl Attention<'_> {
+    /// The work: [`QUERY_TOKENS`] tokens at a time, for every key/value head; the heaviest first, so that threads finish
+    /// together.
+    fn queries(&self) -> Vec<Query<'_>> {
+        let mut queries = Vec::new();
+        let mut row = 0;
+        for span in self.rows.spans {
+            for first in (0..span.tokens.len()).step_by(QUERY_TOKENS) {
+                let tokens = QUERY_TOKENS.min(span.tokens.len() - first);
+                for head in 0..self.shape.kv_heads {
+                    let position = span.start + first;
+                    queries.push(Query { pages: span.pages, position, row: row + first, tokens, head });
+                }
+            }
+            row += span.tokens.len();
+        }
+        queries.sort_by_key(|query| std::cmp::Reverse(query.runs()));
+        queries
+    }
+}
+
+/// Attends.
 pub(super) fn attend<E: Element>(
-    qkv: &[f32],
-    shape: AttentionShape,
-    rows: Rows<'_>,
-    kv: &Kv,
-    layer: usize,
-    out: &mut [f32],
+    mut call: Attention<'_>,
     scratch: &mut AttentionScratch,
     kernel: Kernel,
     pool: &mut Pool,
 ) {
+    let out = std::mem::take(&mut call.out);
+    let queries = call.queries();
+    let Attention { qkv, shape, kv, layer, .. } = call;
     let pages = kv.read::<E>();
     let layer = Layer { pages: &pages, layer, shape, qkv };
-    let mut queries = Vec::new();
-    let mut row = 0;
-    for span in rows.spans {
-        for first in (0..span.tokens.len()).step_by(QUERY_TOKENS) {
-            let tokens = QUERY_TOKENS.min(span.tokens.len() - first);
-            for head in 0..shape.kv_heads {
-                let position = span.start + first;
-                queries.push(Query { pages: span.pages, position, row: row + first, tokens, head });
-            }
-        }
-        row += span.tokens.len();
-    }
-    // The heaviest first, so that threads finish together.
-    queries.sort_by_key(|query| std::cmp::Reverse(query.runs()));
-
     let group = shape.heads / shape.kv_heads;
     let stride = kv.layout().value_stride();
     let state = State::elements(stride);
@@ -324,10 +340,8 @@ impl<E: Element, const N: usize> Task for Scores<'_, E, N> {
                 }
             }
         }
-        for i in 0..N {
-            for v in 0..VECTORS {
-                isa.store(sums[i][v], &mut self.scores[i][v]);
-            }
+        for (sum, score) in sums.into_iter().flatten().zip(self.scores.iter_mut().flatten()) {
+            isa.store(sum, score);
         }
     }
 }

@@ -8,7 +8,7 @@ use bytemuck::Pod;
 use half::f16;
 
 use super::isa::{Isa, LANES};
-use super::memory::Slab;
+use super::memory::{Arena, Slab};
 use crate::device::ops::KvShape;
 use crate::device::{DeviceError, PageId};
 
@@ -64,6 +64,7 @@ impl Element for u16 {
 /// Keys and values of all layers, in pages.
 pub struct Kv {
     layout: Layout,
+    arena: Arena,
     pages: Vec<Page>,
 }
 
@@ -134,7 +135,7 @@ impl Layout {
 impl Kv {
     /// An empty store.
     pub(super) fn new(layout: Layout) -> Kv {
-        Kv { layout, pages: Vec::new() }
+        Kv { layout, arena: Arena::new(), pages: Vec::new() }
     }
 
     /// Where its numbers lie.
@@ -147,9 +148,9 @@ impl Kv {
         let elements = self.layout.elements();
         while self.pages.len() < pages {
             self.pages.push(if self.layout.half {
-                Page::F16(Slab::try_new(elements, "a key/value page")?)
+                Page::F16(self.arena.slab(elements, "a key/value page")?)
             } else {
-                Page::F32(Slab::try_new(elements, "a key/value page")?)
+                Page::F32(self.arena.slab(elements, "a key/value page")?)
             });
         }
         Ok(())

@@ -19,9 +19,9 @@ mod tests;
 #[cfg(test)]
 mod timing;
 
-use attention::AttentionScratch;
+use attention::{Attention, AttentionScratch};
 use elementwise::{Add, Gate, RmsNorm, RotaryTable, Rotate};
-use memory::{Parts, Recycler};
+use memory::{Arena, Parts, Recycler};
 use pack::Matrix;
 use pool::Pool;
 use quantise::{Operands, rows_a_task};
@@ -52,6 +52,7 @@ pub struct Cpu {
     precision: Precision,
     kernel: Kernel,
     pool: Pool,
+    weights: Arena,
     recycler: Recycler,
     operands: Operands,
     attention: AttentionScratch,
@@ -87,6 +88,7 @@ impl Cpu {
             precision: options.precision,
             kernel,
             pool,
+            weights: Arena::new(),
             recycler: Recycler::new(),
             operands: Operands::new(),
             attention: AttentionScratch::new(),
@@ -140,7 +142,7 @@ impl Device for Cpu {
         if stacked.is_empty() {
             return Err(DeviceError::Contract("a linear layer of no tensors".to_owned()));
         }
-        Ok(Linear { matrices: pack::pack(stacked, self.precision, &mut self.pool)? })
+        Ok(Linear { matrices: pack::pack(stacked, self.precision, &mut self.pool, &mut self.weights)? })
     }
 
     fn load_gain(&mut self, source: WeightSource<'_>) -> Result<Gain, DeviceError> {
@@ -148,7 +150,7 @@ impl Device for Cpu {
     }
 
     fn load_table(&mut self, source: WeightSource<'_>) -> Result<Table, DeviceError> {
-        Ok(Table { matrix: pack::pack(&[source], self.precision, &mut self.pool)? })
+        Ok(Table { matrix: pack::pack(&[source], self.precision, &mut self.pool, &mut self.weights)? })
     }
 
     fn new_kv(&mut self, shape: KvShape) -> Result<Kv, DeviceError> {
@@ -244,17 +246,8 @@ impl Device for Cpu {
         }
         let mut out = self.recycler.hidden(qkv.rows(), heads * head_dim);
         let attend = if layout.half { attention::attend::<u16> } else { attention::attend::<f32> };
-        attend(
-            qkv.data(),
-            shape,
-            rows,
-            kv,
-            layer,
-            out.data_mut(),
-            &mut self.attention,
-            self.kernel,
-            &mut self.pool,
-        );
+        let call = Attention { qkv: qkv.data(), shape, rows, kv, layer, out: out.data_mut() };
+        attend(call, &mut self.attention, self.kernel, &mut self.pool);
         out
     }
 

@@ -6,7 +6,7 @@
 use half::{bf16, f16};
 
 use super::isa::{GROUP, LANES, U4_GROUP, U8_GROUP, u4_place, u8_place};
-use super::memory::{Parts, Slab};
+use super::memory::{Arena, Parts, Slab};
 use super::pool::Pool;
 use crate::config::Precision;
 use crate::device::DeviceError;
@@ -82,11 +82,11 @@ pub(super) enum Floats {
 }
 
 impl Floats {
-    fn new(float: Float, len: usize, name: &str) -> Result<Floats, DeviceError> {
+    fn new(float: Float, len: usize, name: &str, arena: &mut Arena) -> Result<Floats, DeviceError> {
         Ok(match float {
-            Float::F32 => Floats::F32(Slab::try_new(len, name)?),
-            Float::F16 => Floats::F16(Slab::try_new(len, name)?),
-            Float::Bf16 => Floats::Bf16(Slab::try_new(len, name)?),
+            Float::F32 => Floats::F32(arena.slab(len, name)?),
+            Float::F16 => Floats::F16(arena.slab(len, name)?),
+            Float::Bf16 => Floats::Bf16(arena.slab(len, name)?),
         })
     }
 
@@ -183,6 +183,7 @@ pub(super) fn pack(
     stacked: &[WeightSource<'_>],
     precision: Precision,
     pool: &mut Pool,
+    arena: &mut Arena,
 ) -> Result<Vec<Matrix>, DeviceError> {
     let mut matrices = Vec::new();
     let mut rest = stacked;
@@ -200,7 +201,7 @@ pub(super) fn pack(
             like += 1;
         }
         let (run, tail) = rest.split_at(like);
-        matrices.push(pack_run(run, format, pool)?);
+        matrices.push(pack_run(run, format, pool, arena)?);
         rest = tail;
     }
     Ok(matrices)
@@ -389,7 +390,12 @@ fn parameters(source: &WeightSource<'_>, row: usize, group: usize) -> (f32, f32)
 }
 
 /// Packs sources of one format into one matrix, tile by tile on all threads.
-fn pack_run(run: &[WeightSource<'_>], format: Format, pool: &mut Pool) -> Result<Matrix, DeviceError> {
+fn pack_run(
+    run: &[WeightSource<'_>],
+    format: Format,
+    pool: &mut Pool,
+    arena: &mut Arena,
+) -> Result<Matrix, DeviceError> {
     let (name, cols) = (run[0].name, run[0].cols);
     let rows = run.iter().map(|source| source.rows).sum();
     // Which source and which of its rows holds a row of the matrix; `None` past the end.
@@ -402,7 +408,7 @@ fn pack_run(run: &[WeightSource<'_>], format: Format, pool: &mut Pool) -> Result
         }
         None
     };
-    let mut matrix = Matrix { rows, cols, weights: empty(format, rows, cols, name)? };
+    let mut matrix = Matrix { rows, cols, weights: empty(format, rows, cols, name, arena)? };
     let tiles = matrix.tiles();
     match &mut matrix.weights {
         Weights::Plain(Floats::F32(out)) => {
@@ -471,19 +477,25 @@ fn pack_run(run: &[WeightSource<'_>], format: Format, pool: &mut Pool) -> Result
 }
 
 /// Zeroed weights of a format.
-fn empty(format: Format, rows: usize, cols: usize, name: &str) -> Result<Weights, DeviceError> {
+fn empty(
+    format: Format,
+    rows: usize,
+    cols: usize,
+    name: &str,
+    arena: &mut Arena,
+) -> Result<Weights, DeviceError> {
     let tiles = rows.div_ceil(LANES);
     let elements = (tiles * LANES)
         .checked_mul(cols)
         .ok_or_else(|| DeviceError::OutOfMemory { bytes: u64::MAX, problem: format!("weight `{name}`") })?;
     Ok(match format {
-        Format::Plain(float) => Weights::Plain(Floats::new(float, elements, name)?),
+        Format::Plain(float) => Weights::Plain(Floats::new(float, elements, name, arena)?),
         Format::Packed { width, meaning, scale, span } => Weights::Packed(Packed {
             width,
             meaning,
             span,
-            data: Slab::try_new(tiles * (cols / GROUP) * width.group_bytes(), name)?,
-            scales: Floats::new(scale, elements / GROUP / span * meaning.parameters(), name)?,
+            data: arena.slab(tiles * (cols / GROUP) * width.group_bytes(), name)?,
+            scales: Floats::new(scale, elements / GROUP / span * meaning.parameters(), name, arena)?,
         }),
     })
 }

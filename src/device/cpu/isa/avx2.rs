@@ -50,6 +50,17 @@ fn bytes(_: Avx2, w: &[u8], index: usize) -> __m256i {
     unsafe { _mm256_loadu_si256(w.as_ptr().cast()) }
 }
 
+/// The low and the high nibble of every byte.
+#[inline(always)]
+fn nibbles(_: Avx2, packed: __m256i) -> (__m256i, __m256i) {
+    // SAFETY: the token proves AVX2.
+    unsafe {
+        let nibble = _mm256_set1_epi8(15);
+        let high = _mm256_and_si256(_mm256_srli_epi16::<4>(packed), nibble);
+        (_mm256_and_si256(packed, nibble), high)
+    }
+}
+
 /// Applies a two-operand instruction to both halves.
 macro_rules! both {
     ($f:ident, $a:expr, $b:expr) => {{
@@ -196,34 +207,27 @@ impl Isa for Avx2 {
         a: &[[i8; GROUP]; N],
         init: [i32; N],
     ) -> [[__m256i; 2]; N] {
-        // SAFETY: `self` proves AVX2 in every block below.
-        let zero = unsafe { _mm256_setzero_si256() };
-        let nibble = unsafe { _mm256_set1_epi8(15) };
-        let ones = unsafe { _mm256_set1_epi16(1) };
-        let mut sums = [[zero; 2]; N];
-        for half in 0..2 {
-            // A pair of products is at most 2·15·127 = 3810 in magnitude, and a lane takes eight pairs: 30480 fits i16.
-            let mut narrow = [zero; N];
-            for i in 0..4 {
-                let packed = bytes(self, w, 2 * i + half);
-                let (low, high) = unsafe {
-                    let high = _mm256_and_si256(_mm256_srli_epi16::<4>(packed), nibble);
-                    (_mm256_and_si256(packed, nibble), high)
-                };
-                for (sum, a) in narrow.iter_mut().zip(a) {
-                    *sum = unsafe {
+        // SAFETY: `self` proves AVX2; nothing here touches memory but through references.
+        unsafe {
+            let mut sums = [[_mm256_setzero_si256(); 2]; N];
+            let ones = _mm256_set1_epi16(1);
+            for half in 0..2 {
+                // A pair of products is at most 2·15·127 = 3810 in magnitude, and a lane takes eight pairs: 30480 fits i16.
+                let mut narrow = [_mm256_setzero_si256(); N];
+                for i in 0..4 {
+                    let (low, high) = nibbles(self, bytes(self, w, 2 * i + half));
+                    for (sum, a) in narrow.iter_mut().zip(a) {
                         let low = _mm256_maddubs_epi16(low, quad(self, a, i));
                         let high = _mm256_maddubs_epi16(high, quad(self, a, i + 4));
-                        _mm256_add_epi16(*sum, _mm256_add_epi16(low, high))
-                    };
+                        *sum = _mm256_add_epi16(*sum, _mm256_add_epi16(low, high));
+                    }
+                }
+                for ((sum, narrow), init) in sums.iter_mut().zip(narrow).zip(init) {
+                    sum[half] = _mm256_add_epi32(_mm256_set1_epi32(init), _mm256_madd_epi16(narrow, ones));
                 }
             }
-            for ((sum, narrow), init) in sums.iter_mut().zip(narrow).zip(init) {
-                sum[half] =
-                    unsafe { _mm256_add_epi32(_mm256_set1_epi32(init), _mm256_madd_epi16(narrow, ones)) };
-            }
+            sums
         }
-        sums
     }
 
     #[inline(always)]
@@ -233,38 +237,28 @@ impl Isa for Avx2 {
         a: &[[i8; GROUP]; N],
         init: [i32; N],
     ) -> [[__m256i; 2]; N] {
-        // SAFETY: `self` proves AVX2 in every block below.
-        let zero = unsafe { _mm256_setzero_si256() };
-        let nibble = unsafe { _mm256_set1_epi8(15) };
-        let (ones, sixteens) = unsafe { (_mm256_set1_epi16(1), _mm256_set1_epi16(16)) };
-        let mut sums = [[zero; 2]; N];
-        for half in 0..2 {
-            // Whole bytes would saturate `vpmaddubsw`, so the nibbles go separately, as in `dot_u4`.
-            let mut narrow = [[zero; 2]; N];
-            for i in 0..8 {
-                let packed = bytes(self, w, 2 * i + half);
-                let (low, high) = unsafe {
-                    let high = _mm256_and_si256(_mm256_srli_epi16::<4>(packed), nibble);
-                    (_mm256_and_si256(packed, nibble), high)
-                };
-                for (sum, a) in narrow.iter_mut().zip(a) {
-                    let a = quad(self, a, i);
-                    *sum = unsafe {
-                        [
-                            _mm256_add_epi16(sum[0], _mm256_maddubs_epi16(low, a)),
-                            _mm256_add_epi16(sum[1], _mm256_maddubs_epi16(high, a)),
-                        ]
-                    };
+        // SAFETY: `self` proves AVX2; nothing here touches memory but through references.
+        unsafe {
+            let mut sums = [[_mm256_setzero_si256(); 2]; N];
+            let (ones, sixteens) = (_mm256_set1_epi16(1), _mm256_set1_epi16(16));
+            for half in 0..2 {
+                // Whole bytes would saturate `vpmaddubsw`, so the nibbles go separately, as in `dot_u4`.
+                let mut narrow = [[_mm256_setzero_si256(); 2]; N];
+                for i in 0..8 {
+                    let (low, high) = nibbles(self, bytes(self, w, 2 * i + half));
+                    for (sum, a) in narrow.iter_mut().zip(a) {
+                        let a = quad(self, a, i);
+                        sum[0] = _mm256_add_epi16(sum[0], _mm256_maddubs_epi16(low, a));
+                        sum[1] = _mm256_add_epi16(sum[1], _mm256_maddubs_epi16(high, a));
+                    }
                 }
-            }
-            for ((sum, narrow), init) in sums.iter_mut().zip(narrow).zip(init) {
-                sum[half] = unsafe {
+                for ((sum, narrow), init) in sums.iter_mut().zip(narrow).zip(init) {
                     let low = _mm256_madd_epi16(narrow[0], ones);
                     let high = _mm256_madd_epi16(narrow[1], sixteens);
-                    _mm256_add_epi32(_mm256_set1_epi32(init), _mm256_add_epi32(low, high))
-                };
+                    sum[half] = _mm256_add_epi32(_mm256_set1_epi32(init), _mm256_add_epi32(low, high));
+                }
             }
+            sums
         }
-        sums
     }
 }

@@ -171,22 +171,23 @@ impl Isa for Avx512 {
         a: &[[i8; GROUP]; N],
         init: [i32; N],
     ) -> [__m512i; N] {
-        // SAFETY: `self` proves AVX-512F and VNNI in every block below.
-        let mut sums = init.map(|x| unsafe { _mm512_set1_epi32(x) });
-        let nibble = unsafe { _mm512_set1_epi8(15) };
-        for i in 0..4 {
-            let packed = bytes(self, w, i);
-            let (low, high) = unsafe {
-                (_mm512_and_si512(packed, nibble), _mm512_and_si512(_mm512_srli_epi16::<4>(packed), nibble))
-            };
-            for (sum, a) in sums.iter_mut().zip(a) {
-                *sum = unsafe { _mm512_dpbusd_epi32(*sum, low, quad(self, a, i)) };
+        // SAFETY: `self` proves AVX-512F, BW and VNNI; nothing here touches memory but through references.
+        unsafe {
+            let mut sums = init.map(|x| _mm512_set1_epi32(x));
+            let nibble = _mm512_set1_epi8(15);
+            for i in 0..4 {
+                let packed = bytes(self, w, i);
+                let low = _mm512_and_si512(packed, nibble);
+                for (sum, a) in sums.iter_mut().zip(a) {
+                    *sum = _mm512_dpbusd_epi32(*sum, low, quad(self, a, i));
+                }
+                let high = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), nibble);
+                for (sum, a) in sums.iter_mut().zip(a) {
+                    *sum = _mm512_dpbusd_epi32(*sum, high, quad(self, a, i + 4));
+                }
             }
-            for (sum, a) in sums.iter_mut().zip(a) {
-                *sum = unsafe { _mm512_dpbusd_epi32(*sum, high, quad(self, a, i + 4)) };
-            }
+            sums
         }
-        sums
     }
 
     #[inline(always)]
@@ -196,14 +197,16 @@ impl Isa for Avx512 {
         a: &[[i8; GROUP]; N],
         init: [i32; N],
     ) -> [__m512i; N] {
-        // SAFETY: `self` proves AVX-512F and VNNI in every block below.
-        let mut sums = init.map(|x| unsafe { _mm512_set1_epi32(x) });
-        for i in 0..8 {
-            let weights = bytes(self, w, i);
-            for (sum, a) in sums.iter_mut().zip(a) {
-                *sum = unsafe { _mm512_dpbusd_epi32(*sum, weights, quad(self, a, i)) };
+        // SAFETY: `self` proves AVX-512F and VNNI; nothing here touches memory but through references.
+        unsafe {
+            let mut sums = init.map(|x| _mm512_set1_epi32(x));
+            for i in 0..8 {
+                let weights = bytes(self, w, i);
+                for (sum, a) in sums.iter_mut().zip(a) {
+                    *sum = _mm512_dpbusd_epi32(*sum, weights, quad(self, a, i));
+                }
             }
+            sums
         }
-        sums
     }
 }

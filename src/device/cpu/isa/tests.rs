@@ -1,0 +1,145 @@
+//! Every lane operation against its portable twin, bit for bit.
+
+use proptest::prelude::*;
+
+use super::super::elementwise::{exp, silu_times};
+use super::super::kernel::{Kernel, Task};
+use super::*;
+
+/// Inputs of one call of every operation.
+#[derive(Debug, Clone)]
+struct Inputs {
+    a: [f32; LANES],
+    b: [f32; LANES],
+    c: [f32; LANES],
+    small: [f32; LANES],
+    halves: [u16; LANES],
+    keep: usize,
+    u4: Vec<u8>,
+    u8: Vec<u8>,
+    activations: Vec<[i8; GROUP]>,
+    init: [i32; 3],
+}
+
+/// The bits of all results.
+struct Everything<'a>(&'a Inputs);
+
+impl Task for Everything<'_> {
+    type Output = Vec<u32>;
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) -> Vec<u32> {
+        let x = self.0;
+        let (a, b, c, small) = (isa.load(&x.a), isa.load(&x.b), isa.load(&x.c), isa.load(&x.small));
+        let mut bits = Vec::new();
+        let results = [
+            isa.splat(x.a[3]),
+            isa.load_f16(&x.halves),
+            isa.load_bf16(&x.halves),
+            isa.add(a, b),
+            isa.sub(a, b),
+            isa.mul(a, b),
+            isa.div(a, b),
+            isa.fma(a, b, c),
+            isa.max(a, b),
+            isa.abs(a),
+            isa.keep_first(a, x.keep, b),
+            exp(isa, small),
+            silu_times(isa, small, b),
+        ];
+        let dots = x.activations.first_chunk::<3>().zip(x.u4.first_chunk()).zip(x.u8.first_chunk());
+        let ((activations, u4), u8) = dots.unwrap();
+        let sums = [isa.dot_u4(u4, activations, x.init), isa.dot_u8(u8, activations, x.init)];
+        for v in results.into_iter().chain(sums.into_iter().flatten().map(|sum| isa.to_f32(sum))) {
+            let mut out = [0.0; LANES];
+            isa.store(v, &mut out);
+            bits.extend(out.map(f32::to_bits));
+        }
+        let mut bytes = [0; LANES];
+        isa.store_i8(small, &mut bytes);
+        bits.extend(bytes.map(|x| x as u32));
+        bits.extend([isa.sum(a), isa.greatest(a)].map(f32::to_bits));
+        bits
+    }
+}
+
+fn numbers(range: std::ops::Range<f32>) -> impl Strategy<Value = [f32; LANES]> {
+    proptest::array::uniform16(range)
+}
+
+prop_compose! {
+    fn inputs()(
+        a in proptest::array::uniform16(proptest::num::f32::NORMAL | proptest::num::f32::SUBNORMAL | proptest::num::f32::ZERO),
+        b in numbers(-3.0..3.0),
+        c in numbers(-1e3..1e3),
+        small in numbers(-127.4..127.4),
+        halves in proptest::array::uniform16(0u16..0x7c00),
+        keep in 0usize..20,
+        u4 in proptest::collection::vec(any::<u8>(), U4_GROUP),
+        u8 in proptest::collection::vec(any::<u8>(), U8_GROUP),
+        activations in proptest::collection::vec(proptest::array::uniform32(-127i8..=127), 3),
+        init in proptest::array::uniform3(-100_000i32..100_000),
+    ) -> Inputs {
+        Inputs { a, b, c, small, halves, keep, u4, u8, activations, init }
+    }
+}
+
+proptest! {
+    #[test]
+    fn instruction_sets_agree_bit_for_bit(inputs in inputs()) {
+        let expected = Kernel::Portable.dispatch(Everything(&inputs));
+        for kernel in Kernel::ALL.into_iter().filter(|kernel| kernel.is_available()) {
+            prop_assert_eq!(&kernel.dispatch(Everything(&inputs)), &expected, "{}", kernel);
+        }
+    }
+}
+
+#[test]
+fn extreme_dot_products_are_exact() {
+    for (weight, activation) in [(0xff, 127), (0xff, -127), (0x88, -127), (0x0f, 127)] {
+        let inputs = Inputs {
+            a: [1.0; LANES],
+            b: [1.0; LANES],
+            c: [1.0; LANES],
+            small: [-127.5 + 0.25; LANES],
+            halves: [0x3c00; LANES],
+            keep: 3,
+            u4: vec![weight; U4_GROUP],
+            u8: vec![weight; U8_GROUP],
+            activations: vec![[activation; GROUP]; 3],
+            init: [0, 1, -1],
+        };
+        let expected = Kernel::Portable.dispatch(Everything(&inputs));
+        for kernel in Kernel::ALL.into_iter().filter(|kernel| kernel.is_available()) {
+            assert_eq!(kernel.dispatch(Everything(&inputs)), expected, "{kernel}");
+        }
+    }
+}
+
+#[test]
+fn exp_is_within_two_units_in_the_last_place() {
+    struct Exp([f32; LANES]);
+    impl Task for Exp {
+        type Output = [f32; LANES];
+        #[inline(always)]
+        fn run<I: Isa>(self, isa: I) -> [f32; LANES] {
+            let mut out = [0.0; LANES];
+            isa.store(exp(isa, isa.load(&self.0)), &mut out);
+            out
+        }
+    }
+    let mut x = -86.5f32;
+    while x < 87.9 {
+        let inputs = std::array::from_fn(|i| x + i as f32 * 0.000_37);
+        for (x, y) in inputs.iter().zip(Kernel::best().dispatch(Exp(inputs))) {
+            let exact = f64::from(*x).exp();
+            let error = (f64::from(y) - exact).abs() / exact;
+            assert!(error < 2.0 * f64::from(f32::EPSILON), "exp({x}) = {y}, off by {error:e}");
+        }
+        x += 0.006;
+    }
+    let edges = Kernel::best().dispatch(Exp([f32::NEG_INFINITY; LANES]));
+    assert!(edges[0] > 0.0 && edges[0] < 1e-37);
+    assert_eq!(Kernel::best().dispatch(Exp([0.0; LANES])), [1.0; LANES]);
+    assert!(Kernel::best().dispatch(Exp([f32::INFINITY; LANES]))[0].is_finite());
+}
