@@ -412,7 +412,7 @@ fn pack_run(
     let tiles = matrix.tiles();
     match &mut matrix.weights {
         Weights::Plain(Floats::F32(out)) => {
-            let out = Parts::new(&mut **out);
+            let out = Parts::new(out);
             pool.run(tiles, |tile| {
                 // SAFETY: every task writes the part of its own tile.
                 let out = unsafe { out.part(tile * cols * LANES..(tile + 1) * cols * LANES) };
@@ -428,7 +428,7 @@ fn pack_run(
             });
         }
         Weights::Plain(Floats::F16(out) | Floats::Bf16(out)) => {
-            let out = Parts::new(&mut **out);
+            let out = Parts::new(out);
             pool.run(tiles, |tile| {
                 // SAFETY: every task writes the part of its own tile.
                 let out = unsafe { out.part(tile * cols * LANES..(tile + 1) * cols * LANES) };
@@ -447,7 +447,7 @@ fn pack_run(
             let (width, span, affine) = (packed.width, packed.span, packed.meaning == Meaning::Affine);
             let tile_bytes = cols / GROUP * width.group_bytes();
             let tile_scales = cols / GROUP / span * packed.meaning.parameters() * LANES;
-            let data = Parts::new(&mut *packed.data);
+            let data = Parts::new(&mut packed.data);
             let scales = ScaleParts::new(&mut packed.scales);
             pool.run(tiles, |tile| {
                 // SAFETY: every task writes the parts of its own tile.
@@ -547,9 +547,9 @@ enum ScaleParts<'a> {
 impl<'a> ScaleParts<'a> {
     fn new(floats: &'a mut Floats) -> ScaleParts<'a> {
         match floats {
-            Floats::F32(x) => ScaleParts::F32(Parts::new(&mut **x)),
-            Floats::F16(x) => ScaleParts::F16(Parts::new(&mut **x)),
-            Floats::Bf16(x) => ScaleParts::Bf16(Parts::new(&mut **x)),
+            Floats::F32(x) => ScaleParts::F32(Parts::new(x)),
+            Floats::F16(x) => ScaleParts::F16(Parts::new(x)),
+            Floats::Bf16(x) => ScaleParts::Bf16(Parts::new(x)),
         }
     }
 
