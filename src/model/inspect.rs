@@ -42,7 +42,7 @@ pub struct ModelSummary {
     pub tensor_types: Vec<TensorTypeSummary>,
     /// Bytes of all tensors; `None` when an encoding's size is unknown.
     pub weight_bytes: Option<u64>,
-    /// Bytes of key/value state a token has, in f32, all layers.
+    /// Bytes of key/value state a token has at `int8` precision, which stores f16; twice that at `f32`.
     pub state_bytes_per_token: u64,
     /// Ids the tokenizer has; `None` without a tokenizer.
     pub tokenizer_tokens: Option<usize>,
@@ -109,7 +109,7 @@ pub fn inspect(path: &Path) -> Result<ModelSummary, ModelError> {
         parameters: tensor_types.iter().fold(0, |total, kind| total.saturating_add(kind.elements)),
         weight_bytes: tensor_types.iter().fold(Some(0), sum),
         tensor_types,
-        state_bytes_per_token: 2 * 4 * (config.layers * config.kv_heads * config.head_dim) as u64,
+        state_bytes_per_token: 2 * 2 * (config.layers * config.kv_heads * config.head_dim) as u64,
         tokenizer_tokens: text.has_tokenizer().then(|| text.vocabulary_size()).flatten(),
         template_takes_tools: text.template_takes_tools(),
     })

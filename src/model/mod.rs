@@ -4,7 +4,7 @@
 //! configured device together with the text codec the files carry. [`inspect`] says what is in them without reading
 //! weights.
 //!
-//! A file format gives tensors by their part in the model ([`tensor::Checkpoint`]); an architecture ([`llama`]) is written
+//! A file format gives tensors by their part in the model ([`Checkpoint`]); an architecture ([`Llama`]) is written
 //! against that and against [`crate::device::ops::Device`], so formats and devices know nothing of each other.
 
 mod file;

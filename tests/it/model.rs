@@ -171,3 +171,37 @@ fn inspection_counts_what_is_there() {
     assert_eq!(kinds, [("F32", 61), ("Q4_1", 210), ("Q8_0", 1)]);
     assert!(!summary.template_takes_tools);
 }
+
+/// Not a fact but a figure: `cargo test --release --test it model::timing -- --ignored --nocapture`.
+#[test]
+#[ignore = "prints timings; run it in release"]
+fn timing() {
+    use std::time::Instant;
+    let Some(model) = from_environment("ESCARP_SMOLLM2") else { return };
+    let began = Instant::now();
+    let gguf = Gguf::open(&model).unwrap();
+    println!("header       {:>8.1?}", began.elapsed());
+    let began = Instant::now();
+    let codec = TextCodec::from_gguf(&gguf).unwrap();
+    println!("tokenizer    {:>8.1?}", began.elapsed());
+    let began = Instant::now();
+    let loaded = load(&config(&model, Precision::Int8)).unwrap();
+    println!("load         {:>8.1?}", began.elapsed());
+    drop(loaded);
+    let session = escarp::session::open("append-heavy").unwrap();
+    let mut player = escarp::session::Player::new(session.into(), escarp::session::ReplayMode::Recorded);
+    let mut largest = Default::default();
+    while let Some(turn) = player.take() {
+        let began = Instant::now();
+        let tokens = codec.render(&turn.conversation).unwrap().tokens.len();
+        println!("render       {:>8.1?} for {tokens} tokens", began.elapsed());
+        largest = turn.conversation;
+        player.reply("");
+    }
+    let fresh = TextCodec::from_gguf(&gguf).unwrap();
+    for round in ["cold", "warm"] {
+        let began = Instant::now();
+        let tokens = fresh.render(&largest).unwrap().tokens.len();
+        println!("render {round}  {:>8.1?} for {tokens} tokens", began.elapsed());
+    }
+}

@@ -1,10 +1,14 @@
 //! Facts about rendering that hold for every codec, shown on the synthetic one.
 
+use std::path::Path;
+use std::sync::OnceLock;
+
 use proptest::prelude::*;
 use serde_json::json;
 
 use super::template::{CHATML, TemplateTokens};
 use super::*;
+use crate::model::Gguf;
 use crate::session::{Message, Role, ToolCall};
 
 /// A template that lays out tools and calls itself, in the style of Hermes models, and trims what users say.
@@ -218,6 +222,98 @@ pub(super) fn check_append_only(codec: &TextCodec, conversation: &Conversation) 
     Ok(())
 }
 
+/// The codec of the file that `ESCARP_SMOLLM2` names.
+fn smollm2() -> Option<&'static TextCodec> {
+    static CODEC: OnceLock<Option<TextCodec>> = OnceLock::new();
+    let read = || {
+        let Some(path) = std::env::var_os("ESCARP_SMOLLM2") else {
+            println!("skipped: ESCARP_SMOLLM2 is unset");
+            return None;
+        };
+        Some(TextCodec::from_gguf(&Gguf::open(Path::new(&path)).unwrap()).unwrap())
+    };
+    CODEC.get_or_init(read).as_ref()
+}
+
+#[test]
+fn smollm2_renders_what_its_template_says_as_the_tokenizer_would() {
+    let Some(codec) = smollm2() else { return };
+    let messages = vec![
+        Message::text(Role::User, "Is 2024 a leap year?"),
+        Message::text(Role::Assistant, "Yes."),
+        Message::text(Role::User, " And 2100?\n"),
+    ];
+    let rendered = codec.render(&Conversation { messages, ..Conversation::default() }).unwrap();
+    let text = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n\
+                <|im_start|>user\nIs 2024 a leap year?<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n\
+                <|im_start|>user\n And 2100?\n<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(codec.decode(&rendered.tokens, true), text);
+    assert_eq!(rendered.tokens, codec.encode(text, true).unwrap());
+    assert_eq!(codec.end_of_turn(), [0, 2]);
+    // What the template adds of itself is glue.
+    assert_eq!(rendered.segments[0].segment, Segment::Glue);
+}
+
+/// A folder with a `tokenizer.json` of all bytes and one merge, and its companions.
+fn tokenizer_folder(merges: serde_json::Value) -> tempfile::TempDir {
+    let alphabet = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
+    let mut characters: Vec<char> = alphabet.into_iter().collect();
+    characters.sort_unstable();
+    let mut vocab: serde_json::Map<String, serde_json::Value> =
+        characters.iter().zip(0..).map(|(c, id)| (c.to_string(), json!(id))).collect();
+    vocab.insert("hi".into(), json!(256));
+    let byte_level =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": {"type": "NFC"},
+        "pre_tokenizer": byte_level, "decoder": byte_level, "post_processor": null,
+        "added_tokens": [
+            {"id": 257, "content": "<|eot_id|>", "single_word": false, "lstrip": false, "rstrip": false,
+             "normalized": false, "special": true},
+            {"id": 258, "content": "<think>", "single_word": false, "lstrip": false, "rstrip": false,
+             "normalized": false, "special": false},
+        ],
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+                  "vocab": vocab, "merges": merges},
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: String| std::fs::write(folder.path().join(name), text).unwrap();
+    write("tokenizer.json", tokenizer.to_string());
+    write("tokenizer_config.json", json!({"eos_token": {"content": "<|eot_id|>"}}).to_string());
+    write("generation_config.json", json!({"eos_token_id": [257, 30]}).to_string());
+    write("chat_template.jinja", "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}".into());
+    folder
+}
+
+#[test]
+fn a_folder_brings_its_tokenizer_and_template() {
+    let folder = tokenizer_folder(json!([["h", "i"]]));
+    let codec = TextCodec::from_folder(folder.path(), 300).unwrap();
+    let ids = codec.encode("hi<think>é<|eot_id|>", true).unwrap();
+    assert_eq!((ids[0], ids[1], ids[4]), (256, 258, 257));
+    assert_eq!(codec.decode(&ids, false), "hi<think>é");
+    assert_eq!(codec.end_of_turn(), [30, 257]);
+    // The normaliser composes, and segments follow the composed text.
+    let messages = vec![Message::text(Role::User, "e\u{301}"), Message::text(Role::Assistant, "<|eot_id|>")];
+    let rendered = codec.render(&Conversation { messages, ..Conversation::default() }).unwrap();
+    assert_eq!(codec.decode(&rendered.tokens, true), "é<|eot_id|><|eot_id|><|eot_id|>");
+    let all = by_segment(&codec, &rendered);
+    assert_eq!(texts_of(&all, Segment::User), ["é"]);
+    assert_eq!(texts_of(&all, Segment::Assistant), ["<|eot_id|>"]);
+    // The assistant's text spells a control token without becoming one.
+    assert_eq!(rendered.tokens.iter().filter(|t| **t == 257).count(), 2);
+}
+
+#[test]
+fn a_tokenizer_whose_merges_lie_is_an_error() {
+    for merges in [json!([["h", "o"]]), json!([["hhhhhhhhhhhhhhhhhhhhh", "i"]]), json!(["h i", "x"])] {
+        let folder = tokenizer_folder(merges);
+        let error = TextCodec::from_folder(folder.path(), 300).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("tokenizer.json"), "{error}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -225,6 +321,14 @@ proptest! {
     fn rendering_is_append_only(conversation in conversation()) {
         check_append_only(&TextCodec::synthetic(32), &conversation)?;
         check_append_only(&synthetic_with(HERMES), &conversation)?;
+    }
+
+    /// The real tokenizer merges across what the synthetic one keeps apart.
+    #[test]
+    fn rendering_with_smollm2_is_append_only(conversation in conversation()) {
+        if let Some(codec) = smollm2() {
+            check_append_only(codec, &conversation)?;
+        }
     }
 
     #[test]

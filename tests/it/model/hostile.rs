@@ -5,7 +5,7 @@ use std::path::Path;
 
 use escarp::config::{Config, Precision};
 use escarp::model::text::TextCodec;
-use escarp::model::{Gguf, ModelError, inspect, load};
+use escarp::model::{Checkpoint, Folder, Gguf, ModelError, TensorData, TensorRole, inspect, load};
 use proptest::prelude::*;
 
 use super::{config, parity_folder};
@@ -218,12 +218,13 @@ fn what_would_compute_something_else_is_refused() {
         &["`output.weight`", "Q4_K", "Q4_1"],
     );
     assert_error(&tiny().tensor("output.weight", &[64, 4], 0, 1024).bytes(), &["4x64", "4x32"]);
-    for (from, to) in [
-        (&b"\"rope_theta\": 10000.0"[..], &b"\"mlp_bias\":     true "[..]),
-        (b"\"rope_theta\": 10000.0", b"\"sliding_window\": 64 "),
-        (b"\"num_key_value_heads\": 2", b"\"num_key_value_heads\": 3"),
-        (b"\"head_dim\": 32", b"\"head_dim\": 31"),
-        (b"\"hidden_size\": 128", b"\"hidden_size\": 129"),
+    for (from, to, named) in [
+        (&b"\"rope_theta\": 10000.0"[..], &b"\"mlp_bias\": true"[..], "`mlp_bias`"),
+        (b"\"rope_theta\": 10000.0", b"\"sliding_window\": 64", "`sliding_window`"),
+        (b"\"rope_theta\": 10000.0", b"\"rope_scaling\": {\"type\": \"linear\"}", "`rope_scaling`"),
+        (b"\"num_key_value_heads\": 2", b"\"num_key_value_heads\": 3", "3 key/value heads"),
+        (b"\"head_dim\": 32", b"\"head_dim\": 31", "heads of 31"),
+        (b"\"hidden_size\": 128", b"\"hidden_size\": 129", "320x129"),
     ] {
         let copy = tempfile::tempdir().unwrap();
         let mut json = std::fs::read(parity_folder().join("config.json")).unwrap();
@@ -232,9 +233,43 @@ fn what_would_compute_something_else_is_refused() {
         std::fs::write(copy.path().join("config.json"), json).unwrap();
         std::fs::copy(parity_folder().join("model.safetensors"), copy.path().join("model.safetensors"))
             .unwrap();
-        let error = try_load(copy.path()).unwrap_err();
-        println!("{error}");
+        let error = try_load(copy.path()).unwrap_err().to_string();
+        assert!(error.contains(named), "`{named}` is not in: {error}");
     }
+}
+
+/// An affine layer as MLX writes it: 4 bits in groups of 32.
+#[test]
+fn affine_tensors_are_checked_against_their_scales() {
+    use safetensors::tensor::{Dtype, TensorView};
+    let folder = tempfile::tempdir().unwrap();
+    let config = std::fs::read_to_string(parity_folder().join("config.json")).unwrap();
+    let config = config.replacen('{', "{\"quantization\": {\"group_size\": 32, \"bits\": 4},", 1);
+    std::fs::write(folder.path().join("config.json"), config).unwrap();
+    let write = |groups: usize| {
+        let (packed, side) = (vec![0x77; 320 * 16 * 4], vec![0; 320 * groups * 2]);
+        let view = |dtype, shape: Vec<usize>, data| TensorView::new(dtype, shape, data).unwrap();
+        let tensors = [
+            ("model.embed_tokens.weight", view(Dtype::U32, vec![320, 16], &packed)),
+            ("model.embed_tokens.scales", view(Dtype::BF16, vec![320, groups], &side)),
+            ("model.embed_tokens.biases", view(Dtype::BF16, vec![320, groups], &side)),
+        ];
+        std::fs::write(
+            folder.path().join("model.safetensors"),
+            safetensors::serialize(tensors, None).unwrap(),
+        )
+        .unwrap();
+    };
+    write(4);
+    let tensor = Folder::open(folder.path()).unwrap().tensor(TensorRole::Embedding).unwrap().unwrap();
+    assert_eq!((tensor.rows, tensor.cols), (320, 128));
+    assert!(matches!(tensor.data, TensorData::Affine { bits: 4, group: 32, .. }));
+    let summary = inspect(folder.path()).unwrap();
+    assert_eq!(summary.tensor_types[0].kind, "affine4");
+    assert_eq!(summary.parameters, 320 * 128);
+    write(3);
+    let error = Folder::open(folder.path()).unwrap().tensor(TensorRole::Embedding).unwrap_err().to_string();
+    assert!(error.contains("`model.embed_tokens.weight`") && error.contains("groups of 32"), "{error}");
 }
 
 #[test]
