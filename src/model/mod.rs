@@ -112,13 +112,13 @@ fn load_cpu(config: &Config) -> Result<Loaded, ModelError> {
 /// An opened model, of either format.
 enum Source {
     Gguf(Box<Gguf>),
-    Folder(Folder),
+    Folder(Box<Folder>),
 }
 
 impl Source {
     fn open(path: &Path) -> Result<Source, ModelError> {
         if path.is_dir() {
-            return Folder::open(path).map(Source::Folder);
+            return Folder::open(path).map(|folder| Source::Folder(Box::new(folder)));
         }
         let gguf = Gguf::open(path)?;
         let architecture = gguf.text("general.architecture")?.unwrap_or_default();
@@ -129,7 +129,7 @@ impl Source {
     fn checkpoint(&self) -> &dyn Checkpoint {
         match self {
             Source::Gguf(gguf) => &**gguf,
-            Source::Folder(folder) => folder,
+            Source::Folder(folder) => &**folder,
         }
     }
 
