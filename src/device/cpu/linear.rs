@@ -56,8 +56,10 @@ fn multiply_one(
     let rows = x.len() / matrix.cols;
     let tiles = matrix.tiles();
     let row_chunks = rows.div_ceil(ROWS_HELD);
-    // A few tasks a thread, so that one that is late costs little.
-    let tile_chunks = tiles.min((pool.threads() * 4).div_ceil(row_chunks.max(1)));
+    // With few rows the time goes into reading weights, which is fastest front to back in one piece a thread; with many, a few
+    // tasks a thread let one that is late cost little.
+    let tasks = pool.threads() * if rows <= BLOCK { 1 } else { 4 };
+    let tile_chunks = tiles.min(tasks.div_ceil(row_chunks.max(1)));
     let cut = |task: usize| {
         let (row_chunk, tile_chunk) = (task / tile_chunks, task % tile_chunks);
         let part = |i| i * tiles / tile_chunks;

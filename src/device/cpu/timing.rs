@@ -73,3 +73,45 @@ fn prefill_and_decode() {
         }
     }
 }
+
+#[test]
+#[ignore = "prints timings"]
+fn decode() {
+    for threads in [1, 2] {
+        let options = CpuOptions { precision: Precision::Int8, threads, kernel: None };
+        let mut device = Cpu::new(options).unwrap();
+        let toy = Toy::new(&mut device, smollm2());
+        for _ in 0..16 {
+            rates(&mut device, &toy, 64);
+        }
+    }
+}
+
+#[test]
+#[ignore = "prints timings"]
+fn regions() {
+    let mut pool = Pool::new(2).unwrap();
+    for tasks in [2, 8] {
+        let begun = Instant::now();
+        for _ in 0..200_000 {
+            pool.run(tasks, |task| {
+                std::hint::black_box(task);
+            });
+        }
+        println!("{tasks} empty tasks: {:.2} us a region", begun.elapsed().as_secs_f64() * 1e6 / 200_000.0);
+        // Two tasks of 5 us each: what is lost when both threads have to come.
+        let work = || {
+            let begun = Instant::now();
+            while begun.elapsed().as_nanos() < 5_000 {}
+        };
+        let begun = Instant::now();
+        for _ in 0..20_000 {
+            pool.run(2, |_| work());
+            work();
+        }
+        println!(
+            "5 us of parallel after 5 us of serial work: {:.2} us",
+            begun.elapsed().as_secs_f64() * 1e6 / 20_000.0
+        );
+    }
+}
