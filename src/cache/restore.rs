@@ -145,10 +145,7 @@ fn changed_or_new(prompt: Prompt<'_>, predecessor: &Predecessor, common: usize, 
     let new = total - known - replaced;
     let segment = segment_at(prompt.segments, common as u64);
     let place = segment.map_or("past its end".to_owned(), |s| format!("in {}", with_article(s)));
-    let detail = format!(
-        "token {common} differs from request {}'s, {place}; {replaced} tokens after it had been computed",
-        predecessor.request.0
-    );
+    let detail = format!("token {common}, {place}, differs from request {}'s", predecessor.request.0);
     vec![
         loss(Cause::Appended, new, String::new()),
         loss(change_cause(prompt.change, segment), replaced, detail),

@@ -166,7 +166,7 @@ impl<'a> Host<'a> {
                 let drive = if self.drive == Drive::Run { Drive::Run } else { Drive::Turn };
                 self.go(lane, drive);
             }
-            Command::Fork { lane, turn, messages } => self.fork(lane, turn, messages),
+            Command::Fork { lane, turn, role, content } => self.fork(lane, turn, role, content),
             Command::EvictAll => {
                 self.scheduler.evict_all(&self.clock);
             }
@@ -184,10 +184,10 @@ impl<'a> Host<'a> {
         }
     }
 
-    fn fork(&mut self, lane: LaneId, turn: u32, messages: Vec<Message>) {
+    fn fork(&mut self, lane: LaneId, turn: u32, role: Role, content: String) {
         let id = LaneId(self.lanes.len() as u32);
         let Some(parent) = self.lane(lane) else { return };
-        let Some(fork) = parent.fork(turn, messages) else { return };
+        let Some(fork) = parent.fork(turn, role, content) else { return };
         let title = format!("{} edited at turn {turn}", lane.label());
         self.lanes.push(fork);
         self.emit(id, Body::LaneOpened { parent: Some(lane), at_turn: Some(turn), title });

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::cache::restore::Predecessor;
-use crate::session::{Message, Player, Turn};
+use crate::session::{Message, Player, Role, Turn};
 
 /// Turns whose tokens are kept for comparison. A fork further back than this has no predecessor.
 const KEPT_PREDECESSORS: usize = 256;
@@ -38,8 +38,14 @@ impl Lane {
         }
     }
 
-    /// A lane that stands before `turn` of this one, that turn's messages replaced.
-    pub(super) fn fork(&self, turn: u32, messages: Vec<Message>) -> Option<Lane> {
+    /// A lane that stands before `turn` of this one, the last of that turn's messages that is not the model's replaced.
+    /// `None` where there is no such turn or message.
+    pub(super) fn fork(&self, turn: u32, role: Role, content: String) -> Option<Lane> {
+        let mut messages = self.player.appended_by(turn)?.to_vec();
+        let edited = messages.iter_mut().rfind(|message| message.role != Role::Assistant)?;
+        // A call is answered by a tool result; said by somebody else, the text answers nothing.
+        let tool_call_id = edited.tool_call_id.take().filter(|_| role == Role::Tool);
+        *edited = Message { tool_call_id, injected: true, ..Message::text(role, content) };
         let player = self.player.fork(turn, messages)?;
         let mut lane = Lane::new(player);
         lane.cut_at = self.cut_at;
@@ -101,6 +107,6 @@ impl Lane {
         let before = turn.conversation.messages.len().checked_sub(turn.appended.len() + 1)?;
         let reply = &turn.conversation.messages[before];
         let same = reply.tool_calls.is_empty() && reply.content == self.last_reply;
-        (reply.role == crate::session::Role::Assistant && !same).then_some(reply)
+        (reply.role == Role::Assistant && !same).then_some(reply)
     }
 }

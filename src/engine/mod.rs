@@ -19,7 +19,7 @@ use crate::device::ExecutorFacts;
 use crate::event::{Body, Identity, LaneId, RequestId, RunFacts, Sink, Stamp};
 use crate::model::text::TextCodec;
 use crate::model::{Loaded, ModelError};
-use crate::session::{Message, Player, ReplayMode, Session};
+use crate::session::{Message, Player, ReplayMode, Role, Session};
 use clock::Clock;
 use emitter::Emitter;
 use host::Host;
@@ -59,14 +59,17 @@ pub enum Command {
         /// Reply tokens allowed; the configured number where `None`.
         max_output_tokens: Option<u64>,
     },
-    /// Open a new lane in which turn `turn` of `lane` is replaced, and stand before that turn.
+    /// Open a new lane in which turn `turn` of `lane` says something else, and stand before that turn. What changes is the
+    /// last of the turn's messages that is not the model's; its other messages, their calls and ids stay as they are.
     Fork {
         /// The lane to fork.
         lane: LaneId,
         /// The turn to replace, from 1.
         turn: u32,
-        /// Its new messages.
-        messages: Vec<Message>,
+        /// Who is to have said it.
+        role: Role,
+        /// The new text.
+        content: String,
     },
     /// Drop all cached state that no running request uses.
     EvictAll,

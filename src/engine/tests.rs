@@ -11,7 +11,7 @@ use super::*;
 use crate::config::SchedulerConfig;
 use crate::decode::Sampling;
 use crate::device::sim::Sim;
-use crate::event::{Cause, Event, FinishReason, Gate, HistoryChange, Nanos, Phase, Source};
+use crate::event::{Cause, Event, FinishReason, Gate, HistoryChange, Nanos, Phase, Segment, Source};
 use crate::ledger::Ledger;
 use crate::session::{Message, RequestOverrides, RequestSpec, Role};
 
@@ -220,8 +220,12 @@ fn a_fork_keeps_both_branches_and_reuses_what_they_share() {
     let mut bench = Bench::start(config(), session(4));
     bench.send(Command::Run { lane: A });
     bench.until_gate(Gate::Ended);
-    let messages = vec![Message::text(Role::User, "another second step. ".repeat(15))];
-    bench.send(Command::Fork { lane: A, turn: 2, messages });
+    bench.send(Command::Fork {
+        lane: A,
+        turn: 2,
+        role: Role::User,
+        content: "another second step. ".repeat(15),
+    });
     bench.until(|e| matches!(e.body, Body::LaneOpened { parent: Some(_), .. }));
     bench.send(Command::Run { lane: LaneId(1) });
     bench.until_gate(Gate::Ended);
@@ -230,6 +234,13 @@ fn a_fork_keeps_both_branches_and_reuses_what_they_share() {
     assert_eq!(fork.iter().map(|r| r.turn).collect::<Vec<_>>(), [2, 3, 4]);
     assert_eq!((fork[0].source, fork[0].change), (Some(Source::Edit), Some(HistoryChange::Edit)));
     assert_eq!(ledger.lane_requests(A).count(), 4);
+    // The fork's history is its parent's, once: nothing of the replies before it is said again.
+    let edited: Vec<_> = fork[0].items.iter().map(|item| (item.segment, item.text.as_str())).collect();
+    let said = "another second step. ".repeat(15);
+    assert_eq!(edited[edited.len() - 1], (Segment::Injected, said.as_str()));
+    let original = ledger.lane_requests(A).nth(1).unwrap();
+    assert!(fork[0].prompt_tokens < original.prompt_tokens);
+    assert_eq!(fork[0].items.len(), original.items.len());
     let first = ledger.lane_requests(A).next().unwrap();
     assert!(fork[0].checkpoint().unwrap() >= first.canonical_tokens.unwrap());
 }

@@ -22,10 +22,6 @@ pub enum Purpose {
         lane: LaneId,
         /// The turn, from 1.
         turn: u32,
-        /// The turn's messages before the edited one, kept as they are.
-        before: Vec<Message>,
-        /// Those after it.
-        after: Vec<Message>,
     },
 }
 
@@ -62,19 +58,9 @@ impl Editor {
     /// An editor with the message of `request` that can be edited, or `None` if it has none. Submitting it forks `lane`
     /// (the lane in view, whose history holds the turn).
     pub fn edit(lane: LaneId, request: &RequestFacts) -> Option<Editor> {
-        let index = editable_item(&request.items)?;
-        let messages = |items: &[TranscriptItem]| items.iter().filter_map(message).collect();
-        let edited = message(&request.items[index])?;
-        Some(Editor {
-            purpose: Purpose::Edit {
-                lane,
-                turn: request.turn,
-                before: messages(&request.items[..index]),
-                after: messages(&request.items[index + 1..]),
-            },
-            role: edited.role,
-            area: area(&edited.content),
-        })
+        let item = &request.items[editable_item(&request.items)?];
+        let role = if item.segment == Segment::ToolResult { Role::Tool } else { Role::User };
+        Some(Editor { purpose: Purpose::Edit { lane, turn: request.turn }, role, area: area(&item.text) })
     }
 
     /// Takes a key.
@@ -122,16 +108,13 @@ impl Editor {
         if text.trim().is_empty() {
             return Outcome::Empty;
         }
-        let message = Message { injected: true, ..Message::text(self.role, text) };
-        Outcome::Submitted(match &self.purpose {
-            Purpose::Inject { lane } => {
-                Command::Inject { lane: *lane, messages: vec![message], max_output_tokens: None }
-            }
-            Purpose::Edit { lane, turn, before, after } => Command::Fork {
-                lane: *lane,
-                turn: *turn,
-                messages: before.iter().cloned().chain([message]).chain(after.iter().cloned()).collect(),
+        Outcome::Submitted(match self.purpose {
+            Purpose::Inject { lane } => Command::Inject {
+                lane,
+                messages: vec![Message { injected: true, ..Message::text(self.role, text) }],
+                max_output_tokens: None,
             },
+            Purpose::Edit { lane, turn } => Command::Fork { lane, turn, role: self.role, content: text },
         })
     }
 }
@@ -150,17 +133,6 @@ pub fn editable_item(items: &[TranscriptItem]) -> Option<usize> {
     items
         .iter()
         .rposition(|item| matches!(item.segment, Segment::User | Segment::ToolResult | Segment::Injected))
-}
-
-/// The message an item stands for. System prompt and tool definitions belong to the session, not to a turn.
-fn message(item: &TranscriptItem) -> Option<Message> {
-    let role = match item.segment {
-        Segment::User | Segment::Injected => Role::User,
-        Segment::Assistant | Segment::ToolCall => Role::Assistant,
-        Segment::ToolResult => Role::Tool,
-        Segment::System | Segment::ToolSchema | Segment::Glue => return None,
-    };
-    Some(Message::text(role, item.text.clone()))
 }
 
 #[cfg(test)]

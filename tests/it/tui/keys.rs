@@ -135,10 +135,10 @@ fn editing_a_turn_forks_and_brings_the_new_lane_into_view() {
     bench.press('k');
     bench.press('e');
     bench.write(" Briefly.");
-    let [Effect::Send(Command::Fork { lane, turn, messages })] = &bench.control('s')[..] else { panic!() };
+    let [Effect::Send(Command::Fork { lane, turn, content, .. })] = &bench.control('s')[..] else { panic!() };
     assert_eq!((*lane, *turn), (LaneId(0), 7));
-    assert!(messages[0].content.starts_with("Why does restore_walks_back fail?"));
-    assert!(messages[0].content.ends_with(" Briefly."));
+    assert!(content.starts_with("Why does restore_walks_back fail?"));
+    assert!(content.ends_with(" Briefly."));
 
     let mut fork = Run::new();
     fork.say(
