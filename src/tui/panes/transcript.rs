@@ -119,8 +119,10 @@ enum Kind {
     Text(Part, Segment),
 }
 
-fn role_word(segment: Segment) -> &'static str {
+/// Who said it. Of two replies to a turn, the model's is its own; the one that history carries in recorded mode is told apart.
+fn role_word(part: Part, segment: Segment) -> &'static str {
     match segment {
+        Segment::Assistant if part != Part::Reply => "record",
         Segment::System => "system",
         Segment::ToolSchema => "tools",
         Segment::User => "user",
@@ -208,7 +210,7 @@ fn draw_line(canvas: &mut Canvas<'_>, area: Rect, row: usize, stretch: &Stretch<
         }
         Kind::Text(part, segment) => (part, segment),
     };
-    let marker = if index == 0 { role_word(segment) } else { "" };
+    let marker = if index == 0 { role_word(part, segment) } else { "" };
     let writing = part == Part::Reply && request.phase == Phase::Decode && index + 1 == stretch.lines;
     let tone = match segment {
         Segment::System | Segment::ToolSchema | Segment::Glue => Tone::Dim,
