@@ -112,11 +112,6 @@ impl Engine {
         self.commands.send(command).is_ok()
     }
 
-    /// A handle that only sends, for a second owner of the conversation with the engine.
-    pub fn sender(&self) -> mpsc::Sender<Command> {
-        self.commands.clone()
-    }
-
     /// Waits for the engine thread to end. It ends on [`Command::Shutdown`], or when no sender is left.
     pub fn join(self) {
         drop(self.commands);

@@ -2,7 +2,7 @@
 
 use super::{Align, Table, counted, or_dash, rate, seconds, signed_thousands, thousands};
 use crate::event::RunFacts;
-use crate::ledger::{Ledger, Row, SessionCutFacts};
+use crate::ledger::{Latency, Ledger, Row, SessionCutFacts};
 
 /// What ran on what, in one line.
 pub fn run_line(facts: &RunFacts) -> String {
@@ -104,14 +104,30 @@ pub fn summary(ledger: &Ledger) -> String {
         turns => format!("cliffs at turns {}", turns.join(", ")),
     };
     format!(
-        "{} · prompt {} · from the checkpoint {}{share} · uncached {} · Σ ttft {} · {cliffs}\nledger: {}\n",
+        "{} · prompt {} · from the checkpoint {}{share} · uncached {} · Σ ttft {} · {cliffs}\n{}ledger: {}\n",
         counted(rows.len() as u64, "request"),
         thousands(prompt),
         thousands(restored),
         thousands(total(|r| r.uncached_suffix)),
         seconds(waited),
+        latencies(ledger),
         ledger.facts_hash()
     )
+}
+
+/// A line of latency distributions; nothing before there is a reply.
+fn latencies(ledger: &Ledger) -> String {
+    let words = |name: &str, latency: &Latency| {
+        let q = latency.quantiles()?;
+        let [p50, p90, max] = [q.p50, q.p90, q.max].map(|time| seconds(time.seconds()));
+        Some(format!("{name} p50 {p50}, p90 {p90}, max {max}"))
+    };
+    let known: Vec<_> =
+        [words("first token", ledger.first_token()), words("between tokens", ledger.between_tokens())]
+            .into_iter()
+            .flatten()
+            .collect();
+    if known.is_empty() { String::new() } else { format!("{}\n", known.join(" · ")) }
 }
 
 #[cfg(test)]
@@ -182,6 +198,26 @@ mod tests {
         );
         assert!(summary.contains("cliff at turn 2\n"), "{summary}");
         assert!(summary.ends_with(&format!("ledger: {}\n", ledger.facts_hash())), "{summary}");
+    }
+
+    #[test]
+    fn latencies_are_told_once_there_is_a_reply() {
+        let mut ledger = ledger(&[(100, Some(0))]);
+        assert!(!summary(&ledger).contains("between tokens"));
+        for index in 0..3 {
+            let body = Body::Token { token: 1, text: "x".to_owned(), index };
+            let at = Stamp(1_000_000_000 + index * 20_000_000);
+            ledger.apply(&Event {
+                seq: 90 + index,
+                at,
+                lane: Some(LaneId(0)),
+                request: Some(RequestId(1)),
+                body,
+            });
+        }
+        let summary = summary(&ledger);
+        assert!(summary.contains("first token p50 1.00 s"), "{summary}");
+        assert!(summary.contains("between tokens p50 20.0 ms"), "{summary}");
     }
 
     #[test]
