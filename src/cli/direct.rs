@@ -13,7 +13,7 @@ impl<'a> Sequence<'a> {
     /// An empty sequence with room for `capacity` tokens.
     pub(super) fn new(executor: &'a mut dyn Executor, capacity: usize) -> Result<Sequence<'a>, DeviceError> {
         let pages = capacity.div_ceil(executor.facts().page_tokens);
-        executor.reserve(pages)?;
+        executor.reserve(pages, 0)?;
         let numbered = u32::try_from(pages)
             .map_err(|_| DeviceError::Contract(format!("{pages} pages are more than a page number holds")))?;
         Ok(Sequence { executor, pages: (0..numbered).map(PageId).collect(), position: 0 })
@@ -32,7 +32,7 @@ impl<'a> Sequence<'a> {
             .pages
             .get(..pages)
             .ok_or_else(|| DeviceError::Contract(format!("position {end} is beyond the reserved pages")))?;
-        let span = Span { pages, start: self.position, tokens, logits };
+        let span = Span { pages, start: self.position, tokens, state: None, logits };
         let forward = self.executor.forward(&[span])?;
         self.position = end;
         Ok(forward)

@@ -18,6 +18,24 @@ use crate::event::{Identity, Nanos};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageId(pub u32);
 
+/// Index of a slot: what all recurrent layers remember of one sequence at one position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlotId(pub u32);
+
+/// Which recurrent state a span starts from and where the state after its last token goes.
+///
+/// A span that reads one slot and writes another leaves the first as it was: a snapshot, a restore and a fork each cost a slot and no
+/// copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateFlow {
+    /// The state before the span's first token; `None` for the start of a sequence.
+    pub from: Option<SlotId>,
+    /// The state after its last token. May be `from`.
+    pub to: SlotId,
+    /// Whether [`Executor::rewind`] may follow. `from` must then be another slot than `to`.
+    pub revocable: bool,
+}
+
 /// Why a device could not do something.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
@@ -67,8 +85,10 @@ pub struct ExecutorFacts {
     pub context_tokens: usize,
     /// Tokens a page holds.
     pub page_tokens: usize,
-    /// Bytes a page holds, all layers.
+    /// Bytes a page holds, all attention layers.
     pub page_bytes: usize,
+    /// Bytes a slot holds, all recurrent layers; 0 where there are none, and then spans have no [`StateFlow`].
+    pub slot_bytes: usize,
 }
 
 /// Which rows of logits a span wants.
@@ -92,6 +112,8 @@ pub struct Span<'a> {
     pub start: usize,
     /// The tokens.
     pub tokens: &'a [u32],
+    /// Recurrent state; `Some` exactly where the model has recurrent layers.
+    pub state: Option<StateFlow>,
     /// Which logits are wanted.
     pub logits: LogitRows,
 }
@@ -110,11 +132,15 @@ pub trait Executor: Send {
     /// What it is.
     fn facts(&self) -> &ExecutorFacts;
 
-    /// Makes pages `0..pages` usable. Never shrinks. Contents of a page are undefined until written.
-    fn reserve(&mut self, pages: usize) -> Result<(), DeviceError>;
+    /// Makes pages `0..pages` and slots `0..slots` usable. Never shrinks. Their contents are undefined until written.
+    fn reserve(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError>;
 
     /// Computes the spans, each of another sequence, in one batch.
     fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError>;
+
+    /// Makes `flow.to` the state after the first `tokens` tokens of the last span that wrote it, which was revocable. Its
+    /// `flow.from` must still hold what it held. Pages need no such thing: positions are overwritten.
+    fn rewind(&mut self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError>;
 
     /// Time it takes to attach `tokens` restored tokens, beyond what the engine itself measures. Zero except on `sim`.
     fn restore_cost(&self, tokens: usize) -> Nanos {
@@ -124,4 +150,7 @@ pub trait Executor: Send {
 
     /// Digest of the first `tokens` positions of a page's state, all layers: equal state, equal digest.
     fn page_digest(&self, page: PageId, tokens: usize) -> [u8; 32];
+
+    /// Digest of a slot's state, all layers.
+    fn slot_digest(&self, slot: SlotId) -> [u8; 32];
 }

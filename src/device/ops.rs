@@ -33,8 +33,8 @@ pub struct Rotary {
     pub dims: usize,
 }
 
-/// Heads of an attention layer. A row of its input is `[heads·head_dim | kv_heads·head_dim | kv_heads·head_dim]`: queries, keys,
-/// values.
+/// Heads of an attention layer. A row of its input is queries, gates if there are any, keys, values:
+/// `[heads·head_dim | heads·head_dim if gated | kv_heads·head_dim | kv_heads·head_dim]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
     /// Query heads.
@@ -45,6 +45,92 @@ pub struct AttentionShape {
     pub head_dim: usize,
     /// Factor on the scores, usually `1/sqrt(head_dim)`.
     pub scale: f32,
+    /// Whether what a head gives is multiplied by the logistic function of its gate.
+    pub gated: bool,
+}
+
+impl AttentionShape {
+    /// Columns of all query heads.
+    pub fn queries(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// First column of the keys.
+    pub fn keys_at(&self) -> usize {
+        self.queries() * if self.gated { 2 } else { 1 }
+    }
+
+    /// First column of the values.
+    pub fn values_at(&self) -> usize {
+        self.keys_at() + self.kv_heads * self.head_dim
+    }
+
+    /// Columns of a row.
+    pub fn columns(&self) -> usize {
+        self.values_at() + self.kv_heads * self.head_dim
+    }
+}
+
+/// Heads of a gated delta layer. A row of its input is `[queries | keys | values | gates | betas | decays]`:
+/// `[key_heads·key_dim | key_heads·key_dim | value_heads·value_dim | value_heads·value_dim | value_heads | value_heads]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeltaShape {
+    /// Query and key heads.
+    pub key_heads: usize,
+    /// Value heads, each with a state of its own; a multiple of `key_heads`.
+    pub value_heads: usize,
+    /// Columns of a query or key head.
+    pub key_dim: usize,
+    /// Columns of a value head.
+    pub value_dim: usize,
+    /// Tokens the short convolution spans, the current one included.
+    pub taps: usize,
+}
+
+impl DeltaShape {
+    /// The shape of no layer.
+    pub const NONE: DeltaShape =
+        DeltaShape { key_heads: 0, value_heads: 0, key_dim: 0, value_dim: 0, taps: 0 };
+
+    /// Columns of all value heads.
+    pub fn values(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Columns the convolution works on: queries, keys, values.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.values()
+    }
+
+    /// Columns of a row.
+    pub fn columns(&self) -> usize {
+        self.channels() + self.values() + 2 * self.value_heads
+    }
+
+    /// Numbers of a layer's state: the last `taps - 1` inputs of the convolution, and a `[key_dim, value_dim]` matrix a value head.
+    pub fn state_elements(&self) -> usize {
+        self.taps.saturating_sub(1) * self.channels() + self.key_dim * self.values()
+    }
+}
+
+/// The shape of recurrent state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateShape {
+    /// Recurrent layers.
+    pub layers: usize,
+    /// Their heads.
+    pub delta: DeltaShape,
+}
+
+/// How tokens go to experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertShape {
+    /// Experts.
+    pub experts: usize,
+    /// Experts a token goes to: those with the greatest scores.
+    pub per_token: usize,
+    /// Whether the weights of a token's experts are scaled to sum to 1.
+    pub normalised: bool,
 }
 
 /// The shape of a paged key/value store.

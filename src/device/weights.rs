@@ -10,6 +10,11 @@ pub enum RowOrder {
         /// Rows of one head.
         head_dim: usize,
     },
+    /// Each head's rows are followed by its gate's rows; the device puts the rows of all heads before those of all gates.
+    GatedHeads {
+        /// Rows of one head.
+        head_dim: usize,
+    },
 }
 
 /// The element type of a plain tensor.

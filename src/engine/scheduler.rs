@@ -226,6 +226,7 @@ impl<'a> Scheduler<'a> {
                 pages,
                 start: w.start,
                 tokens: &self.running[w.sequence].tokens[w.start..w.end],
+                state: None,
                 logits: if w.wants_logits { LogitRows::Last } else { LogitRows::None },
             })
             .collect();
@@ -301,7 +302,7 @@ impl<'a> Scheduler<'a> {
             let page = self.cache.allocate(request, clock.now()).map_err(|full| full.to_string())?;
             self.running[sequence].pages.push(page);
         }
-        self.executor.reserve(self.cache.high_water()).map_err(|error| error.to_string())
+        self.executor.reserve(self.cache.high_water(), 0).map_err(|error| error.to_string())
     }
 
     fn check_pages(&self, sequence: usize) -> Result<(), StalePage> {

@@ -11,9 +11,9 @@ use crate::device::weights::{Float, RowOrder};
 
 use super::ModelError;
 use super::file::read_small;
-use super::llama::LlamaConfig;
 use super::safetensors::{Place, Shards};
-use super::tensor::{Checkpoint, Tensor, TensorData, TensorListing, TensorRole};
+use super::shape::{Architecture, AttentionSizes, LayerKind, MAX_LAYERS, MlpKind, ModelShape};
+use super::tensor::{Checkpoint, Part, Site, Tensor, TensorData, TensorListing, TensorRole};
 
 /// Bytes of `config.json` at most.
 const MAX_CONFIG: u64 = 4 << 20;
@@ -93,7 +93,7 @@ impl Folder {
     }
 
     /// The model's sizes, or what about them is unsupported.
-    pub fn llama(&self) -> Result<LlamaConfig, ModelError> {
+    pub fn shape(&self) -> Result<ModelShape, ModelError> {
         let c = &self.config;
         let unsupported = |problem: String| {
             ModelError::file(
@@ -137,22 +137,35 @@ impl Folder {
             }
         };
         let base = rope.and_then(|r| r.get("rope_theta")).and_then(Json::as_f64).or(c.rope_theta);
-        let config = LlamaConfig {
-            layers: c.num_hidden_layers,
+        if c.num_hidden_layers > MAX_LAYERS {
+            return Err(wrong(format!(
+                "`num_hidden_layers` is {}, more than {MAX_LAYERS}",
+                c.num_hidden_layers
+            )));
+        }
+        let shape = ModelShape {
+            architecture: Architecture::Llama,
+            layers: vec![LayerKind::Attention; c.num_hidden_layers],
             hidden: c.hidden_size,
-            intermediate: c.intermediate_size,
-            heads: c.num_attention_heads,
-            kv_heads: c.num_key_value_heads.unwrap_or(c.num_attention_heads),
-            head_dim,
             vocab: c.vocab_size,
             context: c.max_position_embeddings,
             norm_eps: c.rms_norm_eps,
-            rotary: Rotary {
-                base: base.unwrap_or(10_000.0),
-                dims: (head_dim as f64 * c.partial_rotary_factor.unwrap_or(1.0)) as usize,
+            attention: AttentionSizes {
+                heads: c.num_attention_heads,
+                kv_heads: c.num_key_value_heads.unwrap_or(c.num_attention_heads),
+                head_dim,
+                rotary: Rotary {
+                    base: base.unwrap_or(10_000.0),
+                    dims: (head_dim as f64 * c.partial_rotary_factor.unwrap_or(1.0)) as usize,
+                },
+                head_norms: false,
+                gated: false,
             },
+            delta: None,
+            mlp: MlpKind::Dense { intermediate: c.intermediate_size },
+            prediction_layers: 0,
         };
-        config.checked().map_err(wrong)
+        shape.checked().map_err(wrong)
     }
 
     fn affine(&self, base: &str, weight: &Place) -> Result<Tensor, ModelError> {
@@ -223,15 +236,20 @@ impl Folder {
             TensorRole::Embedding => return "model.embed_tokens".into(),
             TensorRole::OutputNorm => return "model.norm".into(),
             TensorRole::Output => return "lm_head".into(),
-            TensorRole::AttentionNorm(layer) => (layer, "input_layernorm"),
-            TensorRole::Query(layer) => (layer, "self_attn.q_proj"),
-            TensorRole::Key(layer) => (layer, "self_attn.k_proj"),
-            TensorRole::Value(layer) => (layer, "self_attn.v_proj"),
-            TensorRole::AttentionOutput(layer) => (layer, "self_attn.o_proj"),
-            TensorRole::MlpNorm(layer) => (layer, "post_attention_layernorm"),
-            TensorRole::Gate(layer) => (layer, "mlp.gate_proj"),
-            TensorRole::Up(layer) => (layer, "mlp.up_proj"),
-            TensorRole::Down(layer) => (layer, "mlp.down_proj"),
+            TensorRole::Layer(Site::Main(layer), part) => (layer, part),
+            _ => return "mtp".into(),
+        };
+        let part = match part {
+            Part::InputNorm => "input_layernorm",
+            Part::Query => "self_attn.q_proj",
+            Part::Key => "self_attn.k_proj",
+            Part::Value => "self_attn.v_proj",
+            Part::AttentionOutput => "self_attn.o_proj",
+            Part::MlpNorm => "post_attention_layernorm",
+            Part::Gate => "mlp.gate_proj",
+            Part::Up => "mlp.up_proj",
+            Part::Down => "mlp.down_proj",
+            _ => "unknown",
         };
         format!("model.layers.{layer}.{part}")
     }
@@ -252,8 +270,8 @@ impl Checkpoint for Folder {
         }
     }
 
-    fn name_of(&self, role: TensorRole) -> String {
-        format!("{}.weight", self.base_of(role))
+    fn name_of(&self, role: TensorRole) -> Option<String> {
+        Some(format!("{}.weight", self.base_of(role)))
     }
 
     fn head_order(&self, head_dim: usize) -> RowOrder {

@@ -3,7 +3,7 @@
 //! The header comes from outside, so nothing in it is believed: every count is checked against the bytes that are left before
 //! anything is allocated for it, strings and nesting are bounded, and tensors must lie inside the file.
 
-mod llama;
+mod shape;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use crate::device::weights::{Float, RowOrder};
 
 use super::ModelError;
 use super::file::ModelFile;
-use super::tensor::{Checkpoint, Tensor, TensorData, TensorListing, TensorRole};
+use super::tensor::{Checkpoint, Part, Site, Tensor, TensorData, TensorListing, TensorRole};
 
 /// Bytes of metadata and tensor descriptions at most. A vocabulary of 256k tokens with its merges takes about 10 MiB.
 const MAX_HEADER: u64 = 512 << 20;
@@ -510,26 +510,32 @@ fn kind_name(kind: u32) -> String {
 
 impl Checkpoint for Gguf {
     fn tensor(&self, role: TensorRole) -> Result<Option<Tensor>, ModelError> {
-        let Some(index) = self.by_name.get(&self.name_of(role)) else { return Ok(None) };
+        let name = self.name_of(role);
+        let Some(index) = name.and_then(|name| self.by_name.get(&name)) else { return Ok(None) };
         self.read(&self.tensors[*index]).map(Some)
     }
 
-    fn name_of(&self, role: TensorRole) -> String {
+    fn name_of(&self, role: TensorRole) -> Option<String> {
         let (layer, part) = match role {
-            TensorRole::Embedding => return "token_embd.weight".into(),
-            TensorRole::OutputNorm => return "output_norm.weight".into(),
-            TensorRole::Output => return "output.weight".into(),
-            TensorRole::AttentionNorm(layer) => (layer, "attn_norm"),
-            TensorRole::Query(layer) => (layer, "attn_q"),
-            TensorRole::Key(layer) => (layer, "attn_k"),
-            TensorRole::Value(layer) => (layer, "attn_v"),
-            TensorRole::AttentionOutput(layer) => (layer, "attn_output"),
-            TensorRole::MlpNorm(layer) => (layer, "ffn_norm"),
-            TensorRole::Gate(layer) => (layer, "ffn_gate"),
-            TensorRole::Up(layer) => (layer, "ffn_up"),
-            TensorRole::Down(layer) => (layer, "ffn_down"),
+            TensorRole::Embedding => return Some("token_embd.weight".into()),
+            TensorRole::OutputNorm => return Some("output_norm.weight".into()),
+            TensorRole::Output => return Some("output.weight".into()),
+            TensorRole::Layer(Site::Main(layer), part) => (layer, part),
+            _ => return None,
         };
-        format!("blk.{layer}.{part}.weight")
+        let part = match part {
+            Part::InputNorm => "attn_norm",
+            Part::Query => "attn_q",
+            Part::Key => "attn_k",
+            Part::Value => "attn_v",
+            Part::AttentionOutput => "attn_output",
+            Part::MlpNorm => "ffn_norm",
+            Part::Gate => "ffn_gate",
+            Part::Up => "ffn_up",
+            Part::Down => "ffn_down",
+            _ => return None,
+        };
+        Some(format!("blk.{layer}.{part}.weight"))
     }
 
     fn head_order(&self, head_dim: usize) -> RowOrder {

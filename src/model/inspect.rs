@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::{ModelError, Source};
+use super::{MlpKind, ModelError, Source};
 
 /// What a model's files say about it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -73,8 +73,8 @@ pub struct TensorTypeSummary {
 /// Reads configuration, tensor listing, tokenizer and template of the model at `path`.
 pub fn inspect(path: &Path) -> Result<ModelSummary, ModelError> {
     let source = Source::open(path)?;
-    let config = source.llama()?;
-    let text = source.text(config.vocab)?;
+    let shape = source.shape()?;
+    let text = source.text(shape.vocab)?;
     let mut kinds: BTreeMap<String, TensorTypeSummary> = BTreeMap::new();
     for tensor in source.checkpoint().listing() {
         let kind = kinds.entry(tensor.kind.clone()).or_insert_with(|| TensorTypeSummary {
@@ -96,20 +96,24 @@ pub fn inspect(path: &Path) -> Result<ModelSummary, ModelError> {
             Source::Gguf(_) => "gguf",
             Source::Folder(_) => "folder",
         },
-        architecture: "llama",
-        layers: BTreeMap::from([("attention", config.layers)]),
-        hidden: config.hidden,
-        intermediate: config.intermediate,
-        heads: config.heads,
-        kv_heads: config.kv_heads,
-        head_dim: config.head_dim,
-        vocab: config.vocab,
-        context_tokens: config.context,
-        rotary_base: config.rotary.base,
+        architecture: shape.architecture.name(),
+        layers: BTreeMap::from([("attention", shape.layers.len())]),
+        hidden: shape.hidden,
+        intermediate: match shape.mlp {
+            MlpKind::Dense { intermediate } | MlpKind::Experts { intermediate, .. } => intermediate,
+        },
+        heads: shape.attention.heads,
+        kv_heads: shape.attention.kv_heads,
+        head_dim: shape.attention.head_dim,
+        vocab: shape.vocab,
+        context_tokens: shape.context,
+        rotary_base: shape.attention.rotary.base,
         parameters: tensor_types.iter().fold(0, |total, kind| total.saturating_add(kind.elements)),
         weight_bytes: tensor_types.iter().fold(Some(0), sum),
         tensor_types,
-        state_bytes_per_token: 2 * 2 * (config.layers * config.kv_heads * config.head_dim) as u64,
+        state_bytes_per_token: 2
+            * 2
+            * (shape.layers.len() * shape.attention.kv_heads * shape.attention.head_dim) as u64,
         tokenizer_tokens: text.has_tokenizer().then(|| text.vocabulary_size()).flatten(),
         template_takes_tools: text.template_takes_tools(),
     })

@@ -4,16 +4,17 @@
 //! configured device together with the text codec the files carry. [`inspect`] says what is in them without reading
 //! weights.
 //!
-//! A file format gives tensors by their part in the model ([`Checkpoint`]); an architecture ([`Llama`]) is written
+//! A file format gives tensors by their part in the model ([`Checkpoint`]); the [`Decoder`] is written
 //! against that and against [`crate::device::ops::Device`], so formats and devices know nothing of each other.
 
+mod decoder;
 mod file;
 mod folder;
 mod gguf;
 mod inspect;
-mod llama;
 mod resident;
 mod safetensors;
+mod shape;
 mod tensor;
 pub mod text;
 
@@ -24,12 +25,13 @@ use crate::device::cpu::{Cpu, CpuOptions};
 use crate::device::sim::Sim;
 use crate::device::{DeviceError, Executor};
 
+pub use decoder::Decoder;
 pub use folder::Folder;
 pub use gguf::{Gguf, Strings};
 pub use inspect::{ModelSummary, TensorTypeSummary, inspect};
-pub use llama::{Llama, LlamaConfig};
 pub use resident::Resident;
-pub use tensor::{Checkpoint, Tensor, TensorData, TensorListing, TensorRole};
+pub use shape::{Architecture, AttentionSizes, LayerKind, MlpKind, ModelShape};
+pub use tensor::{Checkpoint, Part, Site, Tensor, TensorData, TensorListing, TensorRole};
 
 /// Values of `general.architecture` (GGUF) and `model_type` (folders) that can be loaded.
 pub const ARCHITECTURES: &[&str] = &["llama"];
@@ -96,14 +98,14 @@ fn load_cpu(config: &Config) -> Result<Loaded, ModelError> {
         )
     })?;
     let source = Source::open(path)?;
-    let sizes = source.llama()?;
+    let shape = source.shape()?;
     let options =
         CpuOptions { precision: config.model.precision, threads: config.model.threads, kernel: None };
     let device = Cpu::new(options).map_err(|source| ModelError::Device { path: path.to_owned(), source })?;
-    let vocab = sizes.vocab;
+    let vocab = shape.vocab;
     // The tokenizer takes about as long as the weights, so they load side by side.
     let (executor, text) = rayon::join(
-        || Resident::load(device, source.checkpoint(), sizes, source.name(), config.cache.block_tokens),
+        || Resident::load(device, source.checkpoint(), shape, source.name(), config.cache.block_tokens),
         || source.text(vocab),
     );
     Ok(Loaded { executor: Box::new(executor?), text: text? })
@@ -133,10 +135,10 @@ impl Source {
         }
     }
 
-    fn llama(&self) -> Result<LlamaConfig, ModelError> {
+    fn shape(&self) -> Result<ModelShape, ModelError> {
         match self {
-            Source::Gguf(gguf) => gguf.llama(),
-            Source::Folder(folder) => folder.llama(),
+            Source::Gguf(gguf) => gguf.shape(),
+            Source::Folder(folder) => folder.shape(),
         }
     }
 

@@ -3,34 +3,35 @@
 use std::time::Instant;
 
 use crate::device::ops::Device;
-use crate::device::{DeviceError, Executor, ExecutorFacts, Forward, PageId, Span};
+use crate::device::{DeviceError, Executor, ExecutorFacts, Forward, PageId, SlotId, Span, StateFlow};
 use crate::event::Nanos;
 
 use super::ModelError;
-use super::llama::{Llama, LlamaConfig};
+use super::decoder::Decoder;
+use super::shape::ModelShape;
 use super::tensor::Checkpoint;
 
 /// A model, its device and its paged state.
 pub struct Resident<D: Device> {
     device: D,
-    model: Llama<D>,
+    model: Decoder<D>,
     kv: D::Kv,
     pages: usize,
     facts: ExecutorFacts,
 }
 
 impl<D: Device> Resident<D> {
-    /// Loads a `llama` model onto `device`.
+    /// Loads a model onto `device`.
     pub fn load(
         mut device: D,
         checkpoint: &dyn Checkpoint,
-        config: LlamaConfig,
+        shape: ModelShape,
         name: String,
         page_tokens: usize,
     ) -> Result<Resident<D>, ModelError> {
         let mut hasher = blake3::Hasher::new();
-        let model = Llama::load(&mut device, checkpoint, config, &mut hasher)?;
-        let shape = model.config().kv(page_tokens);
+        let model = Decoder::load(&mut device, checkpoint, shape, &mut hasher)?;
+        let shape = model.shape().kv(page_tokens);
         let kv = device
             .new_kv(shape)
             .map_err(|source| ModelError::Device { path: checkpoint.path().to_owned(), source })?;
@@ -43,10 +44,11 @@ impl<D: Device> Resident<D> {
             family: device.name(),
             precision: device.precision(),
             identity: device.identity(),
-            vocab: model.config().vocab,
-            context_tokens: model.config().context,
+            vocab: model.shape().vocab,
+            context_tokens: model.shape().context,
             page_tokens,
             page_bytes: device.kv_page_bytes(shape),
+            slot_bytes: 0,
         };
         Ok(Resident { device, model, kv, pages: 0, facts })
     }
@@ -79,7 +81,7 @@ where
         &self.facts
     }
 
-    fn reserve(&mut self, pages: usize) -> Result<(), DeviceError> {
+    fn reserve(&mut self, pages: usize, _slots: usize) -> Result<(), DeviceError> {
         if pages > self.pages {
             self.device.reserve_kv(&mut self.kv, pages)?;
             self.pages = pages;
@@ -100,5 +102,13 @@ where
 
     fn page_digest(&self, page: PageId, tokens: usize) -> [u8; 32] {
         self.device.kv_digest(&self.kv, page, tokens)
+    }
+
+    fn rewind(&mut self, flow: StateFlow, _tokens: usize) -> Result<(), DeviceError> {
+        Err(DeviceError::Contract(format!("{flow:?} of a model without recurrent layers")))
+    }
+
+    fn slot_digest(&self, _slot: SlotId) -> [u8; 32] {
+        [0; 32]
     }
 }

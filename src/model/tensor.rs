@@ -4,7 +4,7 @@ use crate::device::weights::{Encoding, Float, RowOrder, WeightSource};
 
 use super::ModelError;
 
-/// A tensor of a `llama` model by its part in it. Layers count from 0.
+/// A tensor by its part in a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TensorRole {
     /// Token embedding.
@@ -13,24 +13,86 @@ pub enum TensorRole {
     OutputNorm,
     /// Output projection, where it is not the embedding.
     Output,
-    /// Norm before attention.
-    AttentionNorm(usize),
-    /// Query projection.
-    Query(usize),
+    /// A part of a layer.
+    Layer(Site, Part),
+    /// The multi-token-prediction head's projection of token and hidden state, stacked by columns.
+    PredictionInput,
+    /// Its norm of the token's embedding.
+    PredictionTokenNorm,
+    /// Its norm of the hidden state.
+    PredictionHiddenNorm,
+    /// Its norm before the output projection.
+    PredictionOutputNorm,
+}
+
+/// Which layer. Layers count from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Site {
+    /// A layer of the model itself.
+    Main(usize),
+    /// A layer of the multi-token-prediction head, which is always an attention layer.
+    Prediction(usize),
+}
+
+/// A part of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// Norm before attention or recurrence.
+    InputNorm,
+    /// Query projection; where attention is gated, each head's query rows are followed by its gate rows.
+    Query,
     /// Key projection.
-    Key(usize),
+    Key,
     /// Value projection.
-    Value(usize),
+    Value,
+    /// Norm of each query head.
+    QueryNorm,
+    /// Norm of each key head.
+    KeyNorm,
     /// Projection of what attention gives.
-    AttentionOutput(usize),
-    /// Norm before the gated MLP.
-    MlpNorm(usize),
+    AttentionOutput,
+    /// Recurrent queries, keys and values.
+    DeltaQkv,
+    /// Gate of what the recurrence gives (`z`).
+    DeltaGate,
+    /// How much of the difference is written (`b`).
+    DeltaBeta,
+    /// How much of the state is kept (`a`).
+    DeltaDecay,
+    /// The short convolution, `[channels, taps]`.
+    DeltaConvolution,
+    /// Logarithm of the decay rate of each value head (`A_log`).
+    DeltaDecayRate,
+    /// What is added to the decay of each value head (`dt_bias`).
+    DeltaDecayBias,
+    /// Norm of each value head.
+    DeltaNorm,
+    /// Projection of what the recurrence gives.
+    DeltaOutput,
+    /// Norm before the MLP.
+    MlpNorm,
     /// Gate of the gated MLP.
-    Gate(usize),
+    Gate,
     /// Up projection of the gated MLP.
-    Up(usize),
+    Up,
     /// Down projection of the gated MLP.
-    Down(usize),
+    Down,
+    /// Scores of the experts.
+    Router,
+    /// Gates of the routed experts, one below the other.
+    ExpertGates,
+    /// Up projections of the routed experts.
+    ExpertUps,
+    /// Down projections of the routed experts.
+    ExpertDowns,
+    /// How much the shared expert counts.
+    SharedRouter,
+    /// Gate of the shared expert.
+    SharedGate,
+    /// Up projection of the shared expert.
+    SharedUp,
+    /// Down projection of the shared expert.
+    SharedDown,
 }
 
 /// One tensor, read into memory.
@@ -95,12 +157,13 @@ impl Tensor {
 
     /// Adds name, shape, order and contents to `hasher`.
     pub(super) fn hash_into(&self, hasher: &mut blake3::Hasher) {
-        let order = match self.order {
-            RowOrder::Halves => 0,
-            RowOrder::Pairs { head_dim } => head_dim,
+        let (order, head_dim) = match self.order {
+            RowOrder::Halves => (0, 0),
+            RowOrder::Pairs { head_dim } => (1, head_dim),
+            RowOrder::GatedHeads { head_dim } => (2, head_dim),
         };
         hasher.update(self.name.as_bytes());
-        for number in [self.name.len(), self.rows, self.cols, order] {
+        for number in [self.name.len(), self.rows, self.cols, order, head_dim] {
             hasher.update(&(number as u64).to_le_bytes());
         }
         let mut part = |tag: usize, bytes: &[u8]| {
@@ -129,8 +192,8 @@ pub trait Checkpoint: Sync {
     /// The tensor of `role`, rows as the file has them; `None` when the checkpoint has none.
     fn tensor(&self, role: TensorRole) -> Result<Option<Tensor>, ModelError>;
 
-    /// The name `role` goes by here, for errors.
-    fn name_of(&self, role: TensorRole) -> String;
+    /// The name `role` goes by here, for errors; `None` where the format has no such thing.
+    fn name_of(&self, role: TensorRole) -> Option<String>;
 
     /// How the rows of query and key heads of `head_dim` rows are ordered here.
     fn head_order(&self, head_dim: usize) -> RowOrder;

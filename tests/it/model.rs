@@ -47,11 +47,11 @@ fn config(path: &Path, precision: Precision) -> Config {
 /// Logits of every token, computed in chunks of `chunk`.
 fn logits(executor: &mut dyn Executor, tokens: &[u32], chunk: usize) -> Vec<f32> {
     let blocks = tokens.len().div_ceil(executor.facts().page_tokens);
-    executor.reserve(blocks).unwrap();
+    executor.reserve(blocks, 0).unwrap();
     let pages: Vec<PageId> = (0..blocks as u32).map(PageId).collect();
     let mut logits = Vec::new();
     for (index, tokens) in tokens.chunks(chunk).enumerate() {
-        let span = Span { pages: &pages, start: index * chunk, tokens, logits: LogitRows::All };
+        let span = Span { pages: &pages, start: index * chunk, tokens, state: None, logits: LogitRows::All };
         logits.extend(executor.forward(&[span]).unwrap().logits);
     }
     logits

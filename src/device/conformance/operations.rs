@@ -76,6 +76,7 @@ fn mixed_stacks_and_reordered_rows<D: Device>(make: Make<'_, D>) {
     let mut stack: Vec<Tensor> = kinds.iter().map(|kind| Tensor::random(&mut rng, *kind, 24, 64)).collect();
     stack[0].order = RowOrder::Pairs { head_dim: 8 };
     stack[2].order = RowOrder::Pairs { head_dim: 12 };
+    stack[3].order = RowOrder::GatedHeads { head_dim: 4 };
     let x = rng.units(5 * 64);
     let stacked: Vec<&Tensor> = stack.iter().collect();
     let actual = product(&mut device, &stacked, &x);
@@ -164,7 +165,7 @@ fn gates<D: Device>(device: &mut D, rng: &mut Rng) {
 
 fn rotates<D: Device>(device: &mut D, rng: &mut Rng) {
     for (head_dim, dims) in [(64, 64), (32, 32), (16, 8), (80, 40)] {
-        let shape = AttentionShape { heads: 3, kv_heads: 1, head_dim, scale: 1.0 };
+        let shape = AttentionShape { heads: 3, kv_heads: 1, head_dim, scale: 1.0, gated: false };
         let cols = 5 * head_dim;
         let x = rng.units(4 * cols);
         let positions = [0, 1, 77, 5000];
@@ -205,7 +206,7 @@ fn attends_to_all_earlier_positions<D: Device>(make: Make<'_, D>) {
         {
             let mut device = make(precision);
             let mut rng = Rng(5);
-            let shape = AttentionShape { heads, kv_heads, head_dim, scale: 0.7 };
+            let shape = AttentionShape { heads, kv_heads, head_dim, scale: 0.7, gated: false };
             let cols = (heads + 2 * kv_heads) * head_dim;
             let shape_kv = KvShape { layers: 2, kv_heads, head_dim, page_tokens: 64 };
             let mut kv = device.new_kv(shape_kv).unwrap();
@@ -217,7 +218,13 @@ fn attends_to_all_earlier_positions<D: Device>(make: Make<'_, D>) {
             let spans: Vec<Span<'_>> = lengths
                 .iter()
                 .zip(&pages)
-                .map(|(n, pages)| Span { pages, start: 0, tokens: &tokens[..*n], logits: LogitRows::None })
+                .map(|(n, pages)| Span {
+                    pages,
+                    start: 0,
+                    tokens: &tokens[..*n],
+                    state: None,
+                    logits: LogitRows::None,
+                })
                 .collect();
             let rows: usize = lengths.iter().sum();
             let positions: Vec<u32> = lengths.iter().flat_map(|n| 0..*n as u32).collect();

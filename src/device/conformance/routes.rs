@@ -81,7 +81,7 @@ fn small() -> Dims {
         vocab: VOCAB,
         layers: 2,
         page_tokens: 64,
-        shape: AttentionShape { heads: 6, kv_heads: 2, head_dim: 16, scale: 0.25 },
+        shape: AttentionShape { heads: 6, kv_heads: 2, head_dim: 16, scale: 0.25, gated: false },
         kinds: [Kind::Q4_1, Kind::Q8_0, Kind::Q4_0, Kind::Q4_1, affine, Kind::Q8_0],
     }
 }
@@ -205,13 +205,22 @@ pub(crate) fn trace<D: Device>(device: &mut D, seed: u64, tokens: usize, route: 
     let mut chunks = route.chunks.iter().cycle();
     while start < tokens {
         let n = (*chunks.next().unwrap()).min(tokens - start);
-        let span = Span { pages: &pages, start, tokens: &sequence[start..start + n], logits: LogitRows::All };
+        let span = Span {
+            pages: &pages,
+            start,
+            tokens: &sequence[start..start + n],
+            state: None,
+            logits: LogitRows::All,
+        };
         let mut spans = vec![span];
         let mut skip = 0;
         if route.company {
             skip = 1 + n % 5;
             let tokens = &other[start_other..start_other + skip];
-            spans.insert(0, Span { pages: &others, start: start_other, tokens, logits: LogitRows::All });
+            spans.insert(
+                0,
+                Span { pages: &others, start: start_other, tokens, state: None, logits: LogitRows::All },
+            );
             start_other += skip;
         }
         let out = toy.forward(device, &mut kv, &spans, true);

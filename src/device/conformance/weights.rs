@@ -194,6 +194,11 @@ impl Tensor {
                         let half = head_dim / 2;
                         head * head_dim + if i < half { 2 * i } else { 2 * (i - half) + 1 }
                     }
+                    RowOrder::GatedHeads { head_dim } => {
+                        let heads = self.rows / head_dim / 2;
+                        let (head, i) = (row / head_dim, row % head_dim);
+                        (2 * (head % heads) + head / heads) * head_dim + i
+                    }
                 };
                 let w = &self.values[file * self.cols..(file + 1) * self.cols];
                 out.push(w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum());

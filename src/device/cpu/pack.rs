@@ -212,7 +212,7 @@ pub(super) fn plain(source: &WeightSource<'_>) -> Result<Vec<f32>, DeviceError> 
     checked_format(source, Precision::F32)?;
     let mut out = vec![0.0; source.rows * source.cols];
     for (row, out) in out.chunks_exact_mut(source.cols).enumerate() {
-        read_row(source, file_row(source.order, row), out);
+        read_row(source, file_row(source.order, source.rows, row), out);
     }
     Ok(out)
 }
@@ -231,6 +231,11 @@ fn checked_format(source: &WeightSource<'_>, precision: Precision) -> Result<For
         && (head_dim == 0 || head_dim % 2 != 0 || rows % head_dim != 0)
     {
         return Err(refuse(source, format!("{rows} rows cannot be heads of {head_dim} rows in pairs")));
+    }
+    if let RowOrder::GatedHeads { head_dim } = source.order
+        && (head_dim == 0 || rows % (2 * head_dim) != 0)
+    {
+        return Err(refuse(source, format!("{rows} rows cannot be gated heads of {head_dim} rows")));
     }
     let divisible = |by: usize| match cols % by {
         0 => Ok(()),
@@ -298,13 +303,17 @@ const Q4_1_BYTES: usize = 20;
 const Q8_0_BYTES: usize = 34;
 
 /// The row of the file that holds row `row` of the layer.
-fn file_row(order: RowOrder, row: usize) -> usize {
+fn file_row(order: RowOrder, rows: usize, row: usize) -> usize {
     match order {
         RowOrder::Halves => row,
         RowOrder::Pairs { head_dim } => {
             let (head, within) = (row / head_dim, row % head_dim);
             let half = head_dim / 2;
             head * head_dim + 2 * (within % half) + within / half
+        }
+        RowOrder::GatedHeads { head_dim } => {
+            let (row, gate) = if row < rows / 2 { (row, 0) } else { (row - rows / 2, head_dim) };
+            row / head_dim * 2 * head_dim + gate + row % head_dim
         }
     }
 }
@@ -402,7 +411,7 @@ fn pack_run(
     let locate = |mut row: usize| {
         for source in run {
             if row < source.rows {
-                return Some((source, file_row(source.order, row)));
+                return Some((source, file_row(source.order, source.rows, row)));
             }
             row -= source.rows;
         }

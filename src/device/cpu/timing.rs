@@ -15,7 +15,7 @@ fn smollm2() -> Dims {
         vocab: 49_152,
         layers: 30,
         page_tokens: 256,
-        shape: AttentionShape { heads: 9, kv_heads: 3, head_dim: 64, scale: 0.125 },
+        shape: AttentionShape { heads: 9, kv_heads: 3, head_dim: 64, scale: 0.125, gated: false },
         kinds: [q4, q4, q4, q4, q4, Kind::Q8_0],
     }
 }
@@ -36,7 +36,7 @@ fn rates(device: &mut Cpu, toy: &Toy<Cpu>, prompt: usize) {
     let mut kv = toy.state(device, pages.len());
     let tokens = vec![5; CHUNK];
     let mut forward = |device: &mut Cpu, start: usize, n: usize| {
-        let span = Span { pages: &pages, start, tokens: &tokens[..n], logits: LogitRows::Last };
+        let span = Span { pages: &pages, start, tokens: &tokens[..n], state: None, logits: LogitRows::Last };
         toy.forward(device, &mut kv, &[span], false);
     };
     forward(device, 0, CHUNK.min(prompt));

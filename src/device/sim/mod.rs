@@ -6,7 +6,9 @@
 //! that lets that time pass. So the scheduler, the cache and the interface run without weights, and repeat exactly.
 
 use crate::config::SimConfig;
-use crate::device::{DeviceError, Executor, ExecutorFacts, Forward, LogitRows, PageId, Span};
+use crate::device::{
+    DeviceError, Executor, ExecutorFacts, Forward, LogitRows, PageId, SlotId, Span, StateFlow,
+};
 use crate::event::{Identity, Nanos};
 
 /// Digest of a context: the state of its last position.
@@ -40,6 +42,7 @@ impl Sim {
             context_tokens: config.context_tokens,
             page_tokens,
             page_bytes: page_tokens * config.state_bytes_per_token,
+            slot_bytes: 0,
         };
         Sim { config: config.clone(), facts, pages: Vec::new() }
     }
@@ -91,7 +94,7 @@ impl Executor for Sim {
         &self.facts
     }
 
-    fn reserve(&mut self, pages: usize) -> Result<(), DeviceError> {
+    fn reserve(&mut self, pages: usize, _slots: usize) -> Result<(), DeviceError> {
         let page_tokens = self.facts.page_tokens;
         if self.pages.len() < pages {
             self.pages.resize_with(pages, || vec![[0; 32]; page_tokens].into_boxed_slice());
@@ -120,6 +123,14 @@ impl Executor for Sim {
         Ok(Forward { logits, compute: Nanos::from_seconds(us / 1e6) })
     }
 
+    fn rewind(&mut self, flow: StateFlow, _tokens: usize) -> Result<(), DeviceError> {
+        Err(DeviceError::Contract(format!("{flow:?} of a model without recurrent layers")))
+    }
+
+    fn slot_digest(&self, _slot: SlotId) -> [u8; 32] {
+        [0; 32]
+    }
+
     fn restore_cost(&self, tokens: usize) -> Nanos {
         Nanos::from_seconds(tokens as f64 / 1000.0 * self.config.restore_us_per_kilotoken / 1e6)
     }
@@ -140,11 +151,11 @@ mod tests {
 
     fn run(sim: &mut Sim, chunks: &[&[u32]]) -> Vec<f32> {
         let pages: Vec<PageId> = (0..4).map(PageId).collect();
-        sim.reserve(4).unwrap();
+        sim.reserve(4, 0).unwrap();
         let mut start = 0;
         let mut logits = Vec::new();
         for tokens in chunks {
-            let span = Span { pages: &pages, start, tokens, logits: LogitRows::Last };
+            let span = Span { pages: &pages, start, tokens, state: None, logits: LogitRows::Last };
             logits = sim.forward(&[span]).unwrap().logits;
             start += tokens.len();
         }
@@ -166,11 +177,11 @@ mod tests {
     #[test]
     fn a_deeper_token_costs_more() {
         let mut sim = Sim::new(&SimConfig::default(), 64);
-        sim.reserve(64).unwrap();
+        sim.reserve(64, 0).unwrap();
         let pages: Vec<PageId> = (0..64).map(PageId).collect();
         let tokens = [7; 64];
         let mut cost = |start| {
-            let span = Span { pages: &pages, start, tokens: &tokens, logits: LogitRows::None };
+            let span = Span { pages: &pages, start, tokens: &tokens, state: None, logits: LogitRows::None };
             sim.forward(&[span]).unwrap().compute
         };
         assert!(cost(2048) > cost(0));
@@ -179,8 +190,9 @@ mod tests {
     #[test]
     fn a_span_outside_its_pages_is_refused() {
         let mut sim = Sim::new(&SimConfig::default(), 4);
-        sim.reserve(1).unwrap();
-        let span = |pages| Span { pages, start: 0, tokens: &[1, 2, 3, 4, 5], logits: LogitRows::None };
+        sim.reserve(1, 0).unwrap();
+        let span =
+            |pages| Span { pages, start: 0, tokens: &[1, 2, 3, 4, 5], state: None, logits: LogitRows::None };
         assert!(sim.forward(&[span(&[PageId(0)])]).is_err());
         assert!(sim.forward(&[span(&[PageId(0), PageId(1)])]).is_err());
     }

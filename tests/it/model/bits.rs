@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use escarp::config::Precision;
 use escarp::device::cpu::{Cpu, CpuOptions, Kernel};
 use escarp::device::{Executor, LogitRows, PageId, Span};
-use escarp::model::{Checkpoint, Folder, Gguf, LlamaConfig, Resident};
+use escarp::model::{Checkpoint, Folder, Gguf, ModelShape, Resident};
 use proptest::prelude::*;
 
 use super::{from_environment, oracle_tokens, parity_folder};
@@ -24,15 +24,15 @@ fn cpu(precision: Precision, kernel: Kernel, threads: usize) -> Cpu {
     Cpu::new(CpuOptions { precision, threads, kernel: Some(kernel) }).unwrap()
 }
 
-fn resident(checkpoint: &dyn Checkpoint, sizes: LlamaConfig, device: Cpu) -> Resident<Cpu> {
+fn resident(checkpoint: &dyn Checkpoint, sizes: ModelShape, device: Cpu) -> Resident<Cpu> {
     let mut resident = Resident::load(device, checkpoint, sizes, "test".into(), PAGE).unwrap();
-    resident.reserve(32).unwrap();
+    resident.reserve(32, 0).unwrap();
     resident
 }
 
 fn parity(precision: Precision, kernel: Kernel, threads: usize) -> Resident<Cpu> {
     let folder = Folder::open(&parity_folder()).unwrap();
-    resident(&folder, folder.llama().unwrap(), cpu(precision, kernel, threads))
+    resident(&folder, folder.shape().unwrap(), cpu(precision, kernel, threads))
 }
 
 fn pages(from: u32, tokens: usize) -> Vec<PageId> {
@@ -56,7 +56,8 @@ fn run(executor: &mut dyn Executor, tokens: &[u32], chunks: &[usize], from: u32)
     let mut sizes = chunks.iter().chain(std::iter::repeat(chunks.last().unwrap()));
     while start < tokens.len() {
         let end = tokens.len().min(start + sizes.next().unwrap());
-        let span = Span { pages: &pages, start, tokens: &tokens[start..end], logits: LogitRows::All };
+        let span =
+            Span { pages: &pages, start, tokens: &tokens[start..end], state: None, logits: LogitRows::All };
         logits.extend(bits(&executor.forward(&[span]).unwrap().logits));
         start = end;
     }
@@ -69,11 +70,13 @@ fn run_beside(executor: &mut dyn Executor, tokens: &[u32], size: usize, other: &
     let vocab = executor.facts().vocab;
     let mut logits = Vec::new();
     for (round, chunk) in tokens.chunks(size).enumerate() {
-        let mine = Span { pages: &pages, start: round * size, tokens: chunk, logits: LogitRows::All };
+        let mine =
+            Span { pages: &pages, start: round * size, tokens: chunk, state: None, logits: LogitRows::All };
         // The neighbour goes first and moves at its own pace.
         let at = round * 5 % other.len();
         let its = &other[at..(at + 5).min(other.len())];
-        let neighbour = Span { pages: &other_pages, start: at, tokens: its, logits: LogitRows::Last };
+        let neighbour =
+            Span { pages: &other_pages, start: at, tokens: its, state: None, logits: LogitRows::Last };
         let out = executor.forward(&[neighbour, mine]).unwrap().logits;
         logits.extend(bits(&out[vocab..]));
     }
@@ -88,7 +91,13 @@ fn run_restored(executor: &mut dyn Executor, tokens: &[u32], boundary: usize) ->
     for (index, page) in mixed.iter_mut().enumerate().skip(blocks) {
         *page = PageId(16 + index as u32);
     }
-    let span = Span { pages: &mixed, start: boundary, tokens: &tokens[boundary..], logits: LogitRows::All };
+    let span = Span {
+        pages: &mixed,
+        start: boundary,
+        tokens: &tokens[boundary..],
+        state: None,
+        logits: LogitRows::All,
+    };
     let rest = executor.forward(&[span]).unwrap().logits;
     let kept = boundary * executor.facts().vocab;
     let logits = whole.logits[..kept].iter().copied().chain(bits(&rest)).collect();
@@ -185,7 +194,7 @@ fn smollm2_gives_the_same_bits_by_every_route() {
     let tokens = &tokens[..70];
     let load = |kernel, threads| {
         let gguf = Gguf::open(Path::new(&path)).unwrap();
-        let sizes = gguf.llama().unwrap();
+        let sizes = gguf.shape().unwrap();
         resident(&gguf, sizes, cpu(Precision::Int8, kernel, threads))
     };
     let mut executor = load(Kernel::best(), 2);

@@ -1,108 +1,14 @@
-//! The `llama` architecture, written once against the operations of a device.
+//! The decoder stack of every architecture, written once against the operations of a device.
 
 use std::collections::HashSet;
 
-use crate::device::ops::{AttentionShape, Device, KvShape, Rotary, Rows};
+use crate::device::ops::{Device, Rows};
 use crate::device::weights::WeightSource;
 use crate::device::{DeviceError, LogitRows, Span};
 
 use super::ModelError;
-use super::tensor::{Checkpoint, Tensor, TensorRole};
-
-/// Sizes of a `llama` model, checked against each other.
-#[derive(Debug, Clone, PartialEq)]
-pub struct LlamaConfig {
-    /// Layers.
-    pub layers: usize,
-    /// Columns of the hidden state.
-    pub hidden: usize,
-    /// Columns inside the gated MLP.
-    pub intermediate: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// Key/value heads; divides `heads`.
-    pub kv_heads: usize,
-    /// Columns of a head; even.
-    pub head_dim: usize,
-    /// Ids.
-    pub vocab: usize,
-    /// Tokens the context holds.
-    pub context: usize,
-    /// Epsilon of the norms.
-    pub norm_eps: f32,
-    /// Rotary embedding.
-    pub rotary: Rotary,
-}
-
-impl LlamaConfig {
-    /// Checks the sizes against each other; the error names the offending ones.
-    pub(super) fn checked(self) -> Result<LlamaConfig, String> {
-        // Above any model there is, and small enough that products of two fit comfortably.
-        const LIMIT: usize = 1 << 24;
-        let sizes = [
-            ("layers", self.layers),
-            ("hidden size", self.hidden),
-            ("MLP size", self.intermediate),
-            ("heads", self.heads),
-            ("key/value heads", self.kv_heads),
-            ("head size", self.head_dim),
-            ("vocabulary", self.vocab),
-            ("context", self.context),
-        ];
-        if let Some((name, size)) = sizes.iter().find(|(_, size)| *size == 0 || *size > LIMIT) {
-            return Err(format!("the {name} of {size} is not from 1 to {LIMIT}"));
-        }
-        if !self.heads.is_multiple_of(self.kv_heads) {
-            return Err(format!(
-                "{} heads cannot share {} key/value heads evenly",
-                self.heads, self.kv_heads
-            ));
-        }
-        if !self.rotary.dims.is_multiple_of(2) || self.rotary.dims > self.head_dim || self.rotary.dims == 0 {
-            return Err(format!(
-                "{} rotary dimensions do not fit heads of {}",
-                self.rotary.dims, self.head_dim
-            ));
-        }
-        if !(self.rotary.base.is_finite() && self.rotary.base >= 1.0) {
-            return Err(format!("the rotary base of {} is not a number of at least 1", self.rotary.base));
-        }
-        if !(self.norm_eps > 0.0 && self.norm_eps < 1.0) {
-            return Err(format!("the norm epsilon of {} is not between 0 and 1", self.norm_eps));
-        }
-        Ok(self)
-    }
-
-    /// The attention layers' heads.
-    pub fn attention(&self) -> AttentionShape {
-        AttentionShape {
-            heads: self.heads,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            scale: (1.0 / (self.head_dim as f64).sqrt()) as f32,
-        }
-    }
-
-    /// The key/value store a model of these sizes needs.
-    pub fn kv(&self, page_tokens: usize) -> KvShape {
-        KvShape { layers: self.layers, kv_heads: self.kv_heads, head_dim: self.head_dim, page_tokens }
-    }
-
-    /// Rows and columns of the tensor of `role`.
-    fn shape(&self, role: TensorRole) -> (usize, usize) {
-        match role {
-            TensorRole::Embedding | TensorRole::Output => (self.vocab, self.hidden),
-            TensorRole::OutputNorm | TensorRole::AttentionNorm(_) | TensorRole::MlpNorm(_) => {
-                (1, self.hidden)
-            }
-            TensorRole::Query(_) => (self.heads * self.head_dim, self.hidden),
-            TensorRole::Key(_) | TensorRole::Value(_) => (self.kv_heads * self.head_dim, self.hidden),
-            TensorRole::AttentionOutput(_) => (self.hidden, self.heads * self.head_dim),
-            TensorRole::Gate(_) | TensorRole::Up(_) => (self.intermediate, self.hidden),
-            TensorRole::Down(_) => (self.hidden, self.intermediate),
-        }
-    }
-}
+use super::shape::ModelShape;
+use super::tensor::{Checkpoint, Part, Site, Tensor, TensorRole};
 
 /// The tensors of one layer.
 struct Layer<D: Device> {
@@ -114,9 +20,9 @@ struct Layer<D: Device> {
     down: D::Linear,
 }
 
-/// A `llama` model on a device.
-pub struct Llama<D: Device> {
-    config: LlamaConfig,
+/// A model on a device.
+pub struct Decoder<D: Device> {
+    shape: ModelShape,
     table: D::Table,
     layers: Vec<Layer<D>>,
     output_norm: D::Gain,
@@ -127,7 +33,7 @@ pub struct Llama<D: Device> {
 /// Reads tensors one at a time, checks their shapes and feeds their bytes to the model's digest.
 struct Loader<'a> {
     checkpoint: &'a dyn Checkpoint,
-    config: &'a LlamaConfig,
+    shape: &'a ModelShape,
     hasher: &'a mut blake3::Hasher,
     /// Names of the tensors read so far.
     used: HashSet<String>,
@@ -136,7 +42,7 @@ struct Loader<'a> {
 impl Loader<'_> {
     fn find(&mut self, role: TensorRole) -> Result<Option<Tensor>, ModelError> {
         let Some(mut tensor) = self.checkpoint.tensor(role)? else { return Ok(None) };
-        let (rows, cols) = self.config.shape(role);
+        let (rows, cols) = self.shape.tensor(role);
         if (tensor.rows, tensor.cols) != (rows, cols) {
             let problem = format!(
                 "tensor `{}` is {}x{}, but the configuration makes it {rows}x{cols}",
@@ -144,8 +50,8 @@ impl Loader<'_> {
             );
             return Err(ModelError::file(self.checkpoint.path(), problem, "fetch the model again"));
         }
-        if matches!(role, TensorRole::Query(_) | TensorRole::Key(_)) {
-            tensor.order = self.checkpoint.head_order(self.config.head_dim);
+        if matches!(role, TensorRole::Layer(_, Part::Query | Part::Key)) {
+            tensor.order = self.checkpoint.head_order(self.shape.attention.head_dim);
         }
         tensor.hash_into(self.hasher);
         self.used.insert(tensor.name.clone());
@@ -154,7 +60,8 @@ impl Loader<'_> {
 
     fn need(&mut self, role: TensorRole) -> Result<Tensor, ModelError> {
         self.find(role)?.ok_or_else(|| {
-            let problem = format!("tensor `{}` is missing", self.checkpoint.name_of(role));
+            let name = self.checkpoint.name_of(role).unwrap_or_else(|| format!("{role:?}"));
+            let problem = format!("tensor `{name}` is missing");
             ModelError::file(self.checkpoint.path(), problem, "fetch the model again")
         })
     }
@@ -174,13 +81,18 @@ impl Loader<'_> {
     fn refuse_strangers(&self) -> Result<(), ModelError> {
         let tied_copy = self.checkpoint.name_of(TensorRole::Output);
         let stranger = self.checkpoint.listing().into_iter().find(|tensor| {
-            let derived = tensor.name.ends_with("rotary_emb.inv_freq") || tensor.name == tied_copy;
+            let derived =
+                tensor.name.ends_with("rotary_emb.inv_freq") || Some(&tensor.name) == tied_copy.as_ref();
             !derived && !self.used.contains(&tensor.name)
         });
         match stranger {
             None => Ok(()),
             Some(tensor) => {
-                let problem = format!("tensor `{}` has no place in the `llama` architecture", tensor.name);
+                let problem = format!(
+                    "tensor `{}` has no place in the `{}` architecture",
+                    tensor.name,
+                    self.shape.architecture.name()
+                );
                 let remedy = "use a model without it; leaving it out would silently compute something else";
                 Err(ModelError::file(self.checkpoint.path(), problem, remedy))
             }
@@ -192,29 +104,29 @@ impl Loader<'_> {
     }
 }
 
-impl<D: Device> Llama<D> {
+impl<D: Device> Decoder<D> {
     /// Loads every tensor onto `device` and adds configuration and tensors to `hasher`. A tensor the architecture has no
     /// place for is an error: leaving it out would silently compute something else.
     pub fn load(
         device: &mut D,
         checkpoint: &dyn Checkpoint,
-        config: LlamaConfig,
+        shape: ModelShape,
         hasher: &mut blake3::Hasher,
-    ) -> Result<Llama<D>, ModelError> {
-        hasher.update(format!("llama {config:?}\n").as_bytes());
-        let mut loader = Loader { checkpoint, config: &config, hasher, used: HashSet::new() };
+    ) -> Result<Decoder<D>, ModelError> {
+        hasher.update(format!("{shape:?}\n").as_bytes());
+        let mut loader = Loader { checkpoint, shape: &shape, hasher, used: HashSet::new() };
         let table = loader.need(TensorRole::Embedding)?;
         let table = device.load_table(table.source()).map_err(|e| loader.refused(e))?;
         let mut layers = Vec::new();
-        for n in 0..config.layers {
+        for n in 0..shape.layers.len() {
+            let part = |part| TensorRole::Layer(Site::Main(n), part);
             layers.push(Layer {
-                attention_norm: loader.gain(device, TensorRole::AttentionNorm(n))?,
-                qkv: loader
-                    .linear(device, &[TensorRole::Query(n), TensorRole::Key(n), TensorRole::Value(n)])?,
-                attention_output: loader.linear(device, &[TensorRole::AttentionOutput(n)])?,
-                mlp_norm: loader.gain(device, TensorRole::MlpNorm(n))?,
-                gate_up: loader.linear(device, &[TensorRole::Gate(n), TensorRole::Up(n)])?,
-                down: loader.linear(device, &[TensorRole::Down(n)])?,
+                attention_norm: loader.gain(device, part(Part::InputNorm))?,
+                qkv: loader.linear(device, &[part(Part::Query), part(Part::Key), part(Part::Value)])?,
+                attention_output: loader.linear(device, &[part(Part::AttentionOutput)])?,
+                mlp_norm: loader.gain(device, part(Part::MlpNorm))?,
+                gate_up: loader.linear(device, &[part(Part::Gate), part(Part::Up)])?,
+                down: loader.linear(device, &[part(Part::Down)])?,
             });
         }
         let output_norm = loader.gain(device, TensorRole::OutputNorm)?;
@@ -223,12 +135,12 @@ impl<D: Device> Llama<D> {
             None => None,
         };
         loader.refuse_strangers()?;
-        Ok(Llama { table, layers, output_norm, output, config })
+        Ok(Decoder { table, layers, output_norm, output, shape })
     }
 
-    /// Its sizes.
-    pub fn config(&self) -> &LlamaConfig {
-        &self.config
+    /// Its layers and sizes.
+    pub fn shape(&self) -> &ModelShape {
+        &self.shape
     }
 
     /// Computes the spans in one batch; gives the logits they ask for, `[rows, vocab]`.
@@ -244,13 +156,13 @@ impl<D: Device> Llama<D> {
             .flat_map(|span| (span.start..span.start + span.tokens.len()).map(|position| position as u32))
             .collect();
         let rows = Rows { spans, positions: &positions };
-        let (shape, eps) = (self.config.attention(), self.config.norm_eps);
+        let (shape, eps) = (self.shape.attention_shape(), self.shape.norm_eps);
         let wanted = wanted_rows(spans);
         let mut x = device.embed(&self.table, &tokens);
         for (n, layer) in self.layers.iter().enumerate() {
             let normed = device.rms_norm(&x, &layer.attention_norm, eps);
             let mut qkv = device.linear(&normed, &layer.qkv);
-            device.rotary(&mut qkv, shape, self.config.rotary, &positions);
+            device.rotary(&mut qkv, shape, self.shape.attention.rotary, &positions);
             let mut attended = device.attention(&qkv, shape, rows, kv, n);
             if n + 1 == self.layers.len() {
                 // All state is written; what follows serves the logits alone.

@@ -3,14 +3,14 @@
 use super::Gguf;
 use crate::device::ops::Rotary;
 use crate::model::ModelError;
-use crate::model::llama::LlamaConfig;
+use crate::model::shape::{Architecture, AttentionSizes, LayerKind, MAX_LAYERS, MlpKind, ModelShape};
 use crate::model::tensor::Checkpoint;
 
 const CONVERT: &str = "convert the model again with current tools";
 
 impl Gguf {
     /// The model's sizes, or what about them is unsupported.
-    pub fn llama(&self) -> Result<LlamaConfig, ModelError> {
+    pub fn shape(&self) -> Result<ModelShape, ModelError> {
         let wrong = |problem: String| ModelError::file(self.path(), problem, CONVERT);
         self.refuse_extensions()?;
         let need = |key: &str| -> Result<usize, ModelError> {
@@ -37,6 +37,10 @@ impl Gguf {
                 format!("`llama.attention.value_length` {value_dim} differs from the keys' {head_dim}");
             return Err(wrong(problem));
         }
+        let layers = need("llama.block_count")?;
+        if layers > MAX_LAYERS {
+            return Err(wrong(format!("`llama.block_count` is {layers}, more than {MAX_LAYERS}")));
+        }
         let tokens = self.strings("tokenizer.ggml.tokens")?.map(|tokens| tokens.len());
         let vocab = match optional("llama.vocab_size")? {
             Some(vocab) => vocab,
@@ -44,25 +48,32 @@ impl Gguf {
                 wrong("both `llama.vocab_size` and `tokenizer.ggml.tokens` are missing".into())
             })?,
         };
-        let config = LlamaConfig {
-            layers: need("llama.block_count")?,
+        let shape = ModelShape {
+            architecture: Architecture::Llama,
+            layers: vec![LayerKind::Attention; layers],
             hidden,
-            intermediate: need("llama.feed_forward_length")?,
-            heads,
-            kv_heads: optional("llama.attention.head_count_kv")?.unwrap_or(heads),
-            head_dim,
             vocab,
             context: need("llama.context_length")?,
             norm_eps: self
                 .number("llama.attention.layer_norm_rms_epsilon")?
                 .ok_or_else(|| wrong("`llama.attention.layer_norm_rms_epsilon` is missing".into()))?
                 as f32,
-            rotary: Rotary {
-                base: self.number("llama.rope.freq_base")?.unwrap_or(10_000.0),
-                dims: optional("llama.rope.dimension_count")?.unwrap_or(head_dim),
+            attention: AttentionSizes {
+                heads,
+                kv_heads: optional("llama.attention.head_count_kv")?.unwrap_or(heads),
+                head_dim,
+                rotary: Rotary {
+                    base: self.number("llama.rope.freq_base")?.unwrap_or(10_000.0),
+                    dims: optional("llama.rope.dimension_count")?.unwrap_or(head_dim),
+                },
+                head_norms: false,
+                gated: false,
             },
+            delta: None,
+            mlp: MlpKind::Dense { intermediate: need("llama.feed_forward_length")? },
+            prediction_layers: 0,
         };
-        config.checked().map_err(wrong)
+        shape.checked().map_err(wrong)
     }
 
     /// Refuses keys that would change what is computed: ignoring them would give another model.

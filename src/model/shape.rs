@@ -1,0 +1,259 @@
+//! What a model is made of: its layers, their kinds and their sizes, checked against each other.
+//!
+//! A file format fills a [`ModelShape`] in from its own configuration; the decoder, the cache and `inspect` read it. So what follows
+//! from sizes alone (columns, state, memory) is said once, here.
+
+use crate::device::ops::{AttentionShape, DeltaShape, ExpertShape, KvShape, Rotary, StateShape};
+
+use super::tensor::{Part, TensorRole};
+
+/// Layers at most. Formats check it before they make the list of them.
+pub(super) const MAX_LAYERS: usize = 4096;
+
+/// A family of models.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Architecture {
+    /// Attention and a gated MLP.
+    Llama,
+    /// The same with norms on queries and keys.
+    Qwen3,
+    /// Gated delta layers with gated attention every few layers.
+    Qwen35,
+    /// The same with a mixture of experts for its MLP.
+    Qwen35Moe,
+}
+
+impl Architecture {
+    /// Every one.
+    pub const ALL: [Architecture; 4] =
+        [Architecture::Llama, Architecture::Qwen3, Architecture::Qwen35, Architecture::Qwen35Moe];
+
+    /// Its `model_type` in `config.json`, and its `general.architecture` in GGUF.
+    pub fn name(self) -> &'static str {
+        match self {
+            Architecture::Llama => "llama",
+            Architecture::Qwen3 => "qwen3",
+            Architecture::Qwen35 => "qwen3_5",
+            Architecture::Qwen35Moe => "qwen3_5_moe",
+        }
+    }
+}
+
+/// What a layer keeps of the tokens before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LayerKind {
+    /// Keys and values of every token: state that can be cut at any position.
+    Attention,
+    /// A state of fixed size: it exists only at the positions where somebody captured it.
+    Recurrent,
+}
+
+impl LayerKind {
+    /// The word for it: `attention`, `recurrent`.
+    pub fn name(self) -> &'static str {
+        match self {
+            LayerKind::Attention => "attention",
+            LayerKind::Recurrent => "recurrent",
+        }
+    }
+}
+
+/// The attention layers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionSizes {
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Columns of a head.
+    pub head_dim: usize,
+    /// Rotary embedding.
+    pub rotary: Rotary,
+    /// Whether each query and key head has a norm.
+    pub head_norms: bool,
+    /// Whether what a head gives is multiplied by a gate that is projected beside its query.
+    pub gated: bool,
+}
+
+/// The part of a layer after attention or recurrence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MlpKind {
+    /// One gated MLP.
+    Dense {
+        /// Columns inside.
+        intermediate: usize,
+    },
+    /// A router, routed experts, and an expert that every token goes to.
+    Experts {
+        /// How tokens are routed.
+        routing: ExpertShape,
+        /// Columns inside a routed expert.
+        intermediate: usize,
+        /// Columns inside the shared expert.
+        shared: usize,
+    },
+}
+
+/// A model's layers and sizes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelShape {
+    /// The family.
+    pub architecture: Architecture,
+    /// The layers' kinds, in order.
+    pub layers: Vec<LayerKind>,
+    /// Columns of the hidden state.
+    pub hidden: usize,
+    /// Ids.
+    pub vocab: usize,
+    /// Tokens the context holds.
+    pub context: usize,
+    /// Epsilon of the norms.
+    pub norm_eps: f32,
+    /// The attention layers.
+    pub attention: AttentionSizes,
+    /// The recurrent layers, where there are any.
+    pub delta: Option<DeltaShape>,
+    /// The MLPs.
+    pub mlp: MlpKind,
+    /// Layers of the multi-token-prediction head; 0 without one.
+    pub prediction_layers: usize,
+}
+
+impl ModelShape {
+    /// Checks the sizes against each other; the error names the offending ones.
+    pub(super) fn checked(self) -> Result<ModelShape, String> {
+        // Above any model there is, and small enough that products of two fit comfortably.
+        const LIMIT: usize = 1 << 24;
+        let AttentionSizes { heads, kv_heads, head_dim, rotary, .. } = self.attention;
+        let mut sizes = vec![
+            ("number of layers", self.layers.len()),
+            ("hidden size", self.hidden),
+            ("number of heads", heads),
+            ("number of key/value heads", kv_heads),
+            ("head size", head_dim),
+            ("vocabulary", self.vocab),
+            ("context", self.context),
+        ];
+        match self.mlp {
+            MlpKind::Dense { intermediate } => sizes.push(("MLP size", intermediate)),
+            MlpKind::Experts { routing, intermediate, shared } => sizes.extend([
+                ("number of experts", routing.experts),
+                ("number of experts a token", routing.per_token),
+                ("expert size", intermediate),
+                ("shared expert's size", shared),
+            ]),
+        }
+        if let Some(delta) = self.delta {
+            sizes.extend([
+                ("number of recurrent key heads", delta.key_heads),
+                ("number of recurrent value heads", delta.value_heads),
+                ("recurrent key size", delta.key_dim),
+                ("recurrent value size", delta.value_dim),
+                ("convolution", delta.taps),
+            ]);
+        }
+        if let Some((name, size)) = sizes.iter().find(|(_, size)| *size == 0 || *size > LIMIT) {
+            return Err(format!("the {name} of {size} is not from 1 to {LIMIT}"));
+        }
+        if self.layers.len() + self.prediction_layers > MAX_LAYERS {
+            return Err(format!("{} layers are more than {MAX_LAYERS}", self.layers.len()));
+        }
+        let shares = |what: &str, many: usize, few: usize| match many.is_multiple_of(few) {
+            true => Ok(()),
+            false => Err(format!("{many} {what} cannot share {few} evenly")),
+        };
+        shares("heads and key/value heads", heads, kv_heads)?;
+        if let Some(delta) = self.delta {
+            shares("recurrent value heads and key heads", delta.value_heads, delta.key_heads)?;
+            if delta.taps > 64 {
+                return Err(format!("a convolution over {} tokens is longer than 64", delta.taps));
+            }
+        }
+        if self.delta.is_some() != self.layers.contains(&LayerKind::Recurrent) {
+            return Err("recurrent layers and their sizes do not go together".into());
+        }
+        if !self.layers.contains(&LayerKind::Attention) {
+            return Err("no layer is an attention layer".into());
+        }
+        if let MlpKind::Experts { routing, .. } = self.mlp
+            && routing.per_token > routing.experts
+        {
+            return Err(format!("{} experts a token of {} experts", routing.per_token, routing.experts));
+        }
+        if !rotary.dims.is_multiple_of(2) || rotary.dims > head_dim || rotary.dims == 0 {
+            return Err(format!("{} rotary dimensions do not fit heads of {head_dim}", rotary.dims));
+        }
+        if !(rotary.base.is_finite() && rotary.base >= 1.0) {
+            return Err(format!("the rotary base of {} is not a number of at least 1", rotary.base));
+        }
+        if !(self.norm_eps > 0.0 && self.norm_eps < 1.0) {
+            return Err(format!("the norm epsilon of {} is not between 0 and 1", self.norm_eps));
+        }
+        Ok(self)
+    }
+
+    /// Layers of a kind.
+    pub fn count(&self, kind: LayerKind) -> usize {
+        self.layers.iter().filter(|layer| **layer == kind).count()
+    }
+
+    /// The attention layers' heads.
+    pub fn attention_shape(&self) -> AttentionShape {
+        let AttentionSizes { heads, kv_heads, head_dim, gated, .. } = self.attention;
+        let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
+        AttentionShape { heads, kv_heads, head_dim, scale, gated }
+    }
+
+    /// The key/value store the attention layers need.
+    pub fn kv(&self, page_tokens: usize) -> KvShape {
+        let AttentionSizes { kv_heads, head_dim, .. } = self.attention;
+        KvShape { layers: self.count(LayerKind::Attention), kv_heads, head_dim, page_tokens }
+    }
+
+    /// The recurrent state the recurrent layers need; `None` without such layers.
+    pub fn states(&self) -> Option<StateShape> {
+        self.delta.map(|delta| StateShape { layers: self.count(LayerKind::Recurrent), delta })
+    }
+
+    /// Rows and columns of the tensor of `role`; stacked experts count as rows below each other.
+    pub(super) fn tensor(&self, role: TensorRole) -> (usize, usize) {
+        let hidden = self.hidden;
+        let AttentionSizes { heads, kv_heads, head_dim, gated, .. } = self.attention;
+        let delta = self.delta.unwrap_or(DeltaShape::NONE);
+        let (dense, experts, expert, shared) = match self.mlp {
+            MlpKind::Dense { intermediate } => (intermediate, 0, 0, 0),
+            MlpKind::Experts { routing, intermediate, shared } => (0, routing.experts, intermediate, shared),
+        };
+        let part = match role {
+            TensorRole::Embedding | TensorRole::Output => return (self.vocab, hidden),
+            TensorRole::OutputNorm => return (1, hidden),
+            TensorRole::PredictionInput => return (hidden, 2 * hidden),
+            TensorRole::PredictionTokenNorm
+            | TensorRole::PredictionHiddenNorm
+            | TensorRole::PredictionOutputNorm => return (1, hidden),
+            TensorRole::Layer(_, part) => part,
+        };
+        match part {
+            Part::InputNorm | Part::MlpNorm => (1, hidden),
+            Part::Query => (heads * head_dim * if gated { 2 } else { 1 }, hidden),
+            Part::Key | Part::Value => (kv_heads * head_dim, hidden),
+            Part::QueryNorm | Part::KeyNorm => (1, head_dim),
+            Part::AttentionOutput => (hidden, heads * head_dim),
+            Part::DeltaQkv => (delta.channels(), hidden),
+            Part::DeltaGate => (delta.values(), hidden),
+            Part::DeltaBeta | Part::DeltaDecay => (delta.value_heads, hidden),
+            Part::DeltaConvolution => (delta.channels(), delta.taps),
+            Part::DeltaDecayRate | Part::DeltaDecayBias => (1, delta.value_heads),
+            Part::DeltaNorm => (1, delta.value_dim),
+            Part::DeltaOutput => (hidden, delta.values()),
+            Part::Gate | Part::Up => (dense, hidden),
+            Part::Down => (hidden, dense),
+            Part::Router => (experts, hidden),
+            Part::ExpertGates | Part::ExpertUps => (experts * expert, hidden),
+            Part::ExpertDowns => (experts * hidden, expert),
+            Part::SharedRouter => (1, hidden),
+            Part::SharedGate | Part::SharedUp => (shared, hidden),
+            Part::SharedDown => (hidden, shared),
+        }
+    }
+}
