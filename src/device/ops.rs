@@ -5,8 +5,7 @@
 //! memory, or build a graph and evaluate it at [`Device::logits`].
 
 use super::weights::WeightSource;
-use super::{DeviceError, Identity, PageId};
-use crate::device::Span;
+use super::{DeviceError, Identity, PageId, SlotId, Span, StateFlow};
 
 /// The rows of a batch.
 #[derive(Debug, Clone, Copy)]
@@ -18,6 +17,17 @@ pub struct Rows<'a> {
 }
 
 impl Rows<'_> {
+    /// The rows of every span.
+    pub fn ranges(&self) -> Vec<std::ops::Range<usize>> {
+        let mut end = 0;
+        let range = |span: &Span<'_>| {
+            let start = end;
+            end += span.tokens.len();
+            start..end
+        };
+        self.spans.iter().map(range).collect()
+    }
+
     /// The page and the offset in it of position `position` of `span`.
     pub fn slot(span: &Span<'_>, position: usize, page_tokens: usize) -> (PageId, usize) {
         (span.pages[position / page_tokens], position % page_tokens)
@@ -70,6 +80,9 @@ impl AttentionShape {
         self.values_at() + self.kv_heads * self.head_dim
     }
 }
+
+/// Tokens a short convolution spans at most.
+pub const MAX_TAPS: usize = 16;
 
 /// Heads of a gated delta layer. A row of its input is `[queries | keys | values | gates | betas | decays]`:
 /// `[key_heads·key_dim | key_heads·key_dim | value_heads·value_dim | value_heads·value_dim | value_heads | value_heads]`.
@@ -146,6 +159,30 @@ pub struct KvShape {
     pub page_tokens: usize,
 }
 
+/// What a gated delta layer has beside its projections.
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaSource<'a> {
+    /// The short convolution, `[channels, taps]`.
+    pub convolution: WeightSource<'a>,
+    /// Logarithm of each value head's decay rate, `[1, value_heads]`.
+    pub decay_rate: WeightSource<'a>,
+    /// What is added to each value head's decay, `[1, value_heads]`.
+    pub decay_bias: WeightSource<'a>,
+    /// Gain of the norm of each value head, `[1, value_dim]`.
+    pub norm: WeightSource<'a>,
+}
+
+/// One expert of a mixture.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpertSource<'a> {
+    /// Gate, `[inner, columns]`.
+    pub gate: WeightSource<'a>,
+    /// Up projection, `[inner, columns]`.
+    pub up: WeightSource<'a>,
+    /// Down projection, `[columns, inner]`.
+    pub down: WeightSource<'a>,
+}
+
 /// A device: weights, activations, state, and the operations between them.
 pub trait Device: Send {
     /// Activations, `[rows, columns]` f32.
@@ -156,8 +193,14 @@ pub trait Device: Send {
     type Gain: Send;
     /// A token embedding `[vocab, columns]`, which may also serve as the output projection.
     type Table: Send;
+    /// Convolution, decay and norm of a gated delta layer.
+    type Delta: Send;
+    /// The routed experts of a layer.
+    type Experts: Send;
     /// Paged key/value state.
     type Kv: Send;
+    /// Recurrent state in slots.
+    type States: Send;
 
     /// `cpu`, `mlx`.
     fn name(&self) -> &'static str;
@@ -174,6 +217,10 @@ pub trait Device: Send {
     fn load_gain(&mut self, source: WeightSource<'_>) -> Result<Self::Gain, DeviceError>;
     /// Takes an embedding.
     fn load_table(&mut self, source: WeightSource<'_>) -> Result<Self::Table, DeviceError>;
+    /// Takes what a gated delta layer has beside its projections.
+    fn load_delta(&mut self, shape: DeltaShape, source: DeltaSource<'_>) -> Result<Self::Delta, DeviceError>;
+    /// Takes the experts of a layer, in order.
+    fn load_experts(&mut self, experts: &[ExpertSource<'_>]) -> Result<Self::Experts, DeviceError>;
 
     /// An empty store.
     fn new_kv(&mut self, shape: KvShape) -> Result<Self::Kv, DeviceError>;
@@ -184,6 +231,23 @@ pub trait Device: Send {
     /// Digest of the first `tokens` positions of a page.
     fn kv_digest(&self, kv: &Self::Kv, page: PageId, tokens: usize) -> [u8; 32];
 
+    /// Empty recurrent state.
+    fn new_states(&mut self, shape: StateShape) -> Result<Self::States, DeviceError>;
+    /// Bytes of one slot.
+    fn slot_bytes(&self, shape: StateShape) -> usize;
+    /// Makes slots `0..slots` usable.
+    fn reserve_slots(&mut self, states: &mut Self::States, slots: usize) -> Result<(), DeviceError>;
+    /// Digest of a slot.
+    fn slot_digest(&self, states: &Self::States, slot: SlotId) -> [u8; 32];
+    /// Makes `flow.to` the state after the first `tokens` tokens of the last span that wrote it; see
+    /// [`Executor::rewind`](crate::device::Executor::rewind).
+    fn rewind(
+        &mut self,
+        states: &mut Self::States,
+        flow: StateFlow,
+        tokens: usize,
+    ) -> Result<(), DeviceError>;
+
     /// Looks tokens up.
     fn embed(&mut self, table: &Self::Table, tokens: &[u32]) -> Self::Hidden;
     /// Root-mean-square norm with gain.
@@ -192,6 +256,15 @@ pub trait Device: Send {
     fn linear(&mut self, x: &Self::Hidden, w: &Self::Linear) -> Self::Hidden;
     /// `x += y`.
     fn add(&mut self, x: &mut Self::Hidden, y: &Self::Hidden);
+    /// Root-mean-square norm of each query head by one gain and of each key head by another, in place.
+    fn norm_heads(
+        &mut self,
+        qkv: &mut Self::Hidden,
+        shape: AttentionShape,
+        query: &Self::Gain,
+        key: &Self::Gain,
+        eps: f32,
+    );
     /// Rotates the query and key heads of `qkv` in place.
     fn rotary(&mut self, qkv: &mut Self::Hidden, shape: AttentionShape, rotary: Rotary, positions: &[u32]);
     /// Writes the rows' keys and values into `layer` of the store, then attends causally: each row to all positions of its sequence
@@ -204,6 +277,33 @@ pub trait Device: Send {
         kv: &mut Self::Kv,
         layer: usize,
     ) -> Self::Hidden;
+    /// Short convolution, gated delta rule and gated norm. For every row: queries, keys and values are convolved over the last `taps`
+    /// rows of their sequence and go through silu; queries and keys are scaled to length 1, queries further by `key_dim^-1/2`;
+    /// with `g = exp(-exp(rate)·softplus(decay + bias))` and `b = logistic(beta)` each value head's state becomes
+    /// `S ← g·S + k·(b·(v − (g·S)ᵀk))ᵀ` and gives `Sᵀq`, which is normed and multiplied by `silu(gate)`. Reads and writes recurrent
+    /// layer `layer` of the slots the spans name. Gives `[rows, value_heads·value_dim]`.
+    ///
+    /// Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (2024), equation 10.
+    fn gated_delta(
+        &mut self,
+        x: &Self::Hidden,
+        delta: &Self::Delta,
+        rows: Rows<'_>,
+        states: &mut Self::States,
+        layer: usize,
+        eps: f32,
+    ) -> Self::Hidden;
+    /// A mixture of gated MLPs: the softmax of a row's `scores`, `[rows, experts]`, weighs the experts with the greatest of them (of
+    /// equals the first), and their outputs are added in ascending order of experts.
+    fn experts(
+        &mut self,
+        x: &Self::Hidden,
+        scores: &Self::Hidden,
+        shape: ExpertShape,
+        experts: &Self::Experts,
+    ) -> Self::Hidden;
+    /// Multiplies each row by the logistic function of its gate, `[rows, 1]`.
+    fn gate_rows(&mut self, x: &mut Self::Hidden, gate: &Self::Hidden);
     /// `down(silu(gate(x)) * up(x))`; `gate_up` stacks gate over up.
     fn gated_mlp(&mut self, x: &Self::Hidden, gate_up: &Self::Linear, down: &Self::Linear) -> Self::Hidden;
     /// The rows at `indices`, in order.

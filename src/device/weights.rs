@@ -78,3 +78,27 @@ pub struct WeightSource<'a> {
     /// The order of its rows.
     pub order: RowOrder,
 }
+
+impl<'a> WeightSource<'a> {
+    /// Rows `rows` alone, in the file's order. Bytes that are missing show as a shape error when a device takes it.
+    pub fn slice(&self, rows: std::ops::Range<usize>) -> WeightSource<'a> {
+        let part = |bytes: &'a [u8]| {
+            let row = bytes.len() / self.rows.max(1);
+            bytes.get(rows.start * row..rows.end * row).unwrap_or(&[])
+        };
+        let encoding = match self.encoding {
+            Encoding::Plain(float, bytes) => Encoding::Plain(float, part(bytes)),
+            Encoding::Q4_0(bytes) => Encoding::Q4_0(part(bytes)),
+            Encoding::Q4_1(bytes) => Encoding::Q4_1(part(bytes)),
+            Encoding::Q8_0(bytes) => Encoding::Q8_0(part(bytes)),
+            Encoding::Affine { bits, group, packed, scales, biases } => Encoding::Affine {
+                bits,
+                group,
+                packed: part(packed),
+                scales: (scales.0, part(scales.1)),
+                biases: (biases.0, part(biases.1)),
+            },
+        };
+        WeightSource { rows: rows.len(), encoding, ..*self }
+    }
+}

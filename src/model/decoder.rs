@@ -2,20 +2,51 @@
 
 use std::collections::HashSet;
 
-use crate::device::ops::{Device, Rows};
-use crate::device::weights::WeightSource;
+use crate::device::ops::{DeltaShape, DeltaSource, Device, ExpertShape, ExpertSource, Rows};
+use crate::device::weights::{RowOrder, WeightSource};
 use crate::device::{DeviceError, LogitRows, Span};
 
 use super::ModelError;
-use super::shape::ModelShape;
+use super::shape::{LayerKind, MlpKind, ModelShape};
 use super::tensor::{Checkpoint, Part, Site, Tensor, TensorRole};
 
-/// The tensors of one layer.
+/// A layer: what mixes tokens, then what works on each.
 struct Layer<D: Device> {
-    attention_norm: D::Gain,
-    qkv: D::Linear,
-    attention_output: D::Linear,
+    input_norm: D::Gain,
+    mixer: Mixer<D>,
     mlp_norm: D::Gain,
+    mlp: Mlp<D>,
+}
+
+/// What mixes tokens. `index` counts the layers of the kind.
+enum Mixer<D: Device> {
+    Attention {
+        index: usize,
+        qkv: D::Linear,
+        /// Of queries and keys.
+        norms: Option<[D::Gain; 2]>,
+        output: D::Linear,
+    },
+    Recurrent {
+        index: usize,
+        projections: D::Linear,
+        delta: D::Delta,
+        output: D::Linear,
+    },
+}
+
+enum Mlp<D: Device> {
+    Dense(GatedMlp<D>),
+    Experts {
+        routing: ExpertShape,
+        router: D::Linear,
+        routed: D::Experts,
+        shared_router: D::Linear,
+        shared: GatedMlp<D>,
+    },
+}
+
+struct GatedMlp<D: Device> {
     gate_up: D::Linear,
     down: D::Linear,
 }
@@ -28,6 +59,14 @@ pub struct Decoder<D: Device> {
     output_norm: D::Gain,
     /// `None` when the embedding serves as output projection.
     output: Option<D::Linear>,
+}
+
+/// A model's state on a device.
+pub struct ModelState<D: Device> {
+    /// Keys and values of the attention layers.
+    pub kv: D::Kv,
+    /// Slots of the recurrent layers, where there are any.
+    pub states: Option<D::States>,
 }
 
 /// Reads tensors one at a time, checks their shapes and feeds their bytes to the model's digest.
@@ -50,9 +89,14 @@ impl Loader<'_> {
             );
             return Err(ModelError::file(self.checkpoint.path(), problem, "fetch the model again"));
         }
-        if matches!(role, TensorRole::Layer(_, Part::Query | Part::Key)) {
-            tensor.order = self.checkpoint.head_order(self.shape.attention.head_dim);
-        }
+        let head_dim = self.shape.attention.head_dim;
+        tensor.order = match role {
+            TensorRole::Layer(_, Part::Query) if self.shape.attention.gated => {
+                RowOrder::GatedHeads { head_dim }
+            }
+            TensorRole::Layer(_, Part::Query | Part::Key) => self.checkpoint.head_order(head_dim),
+            _ => RowOrder::Halves,
+        };
         tensor.hash_into(self.hasher);
         self.used.insert(tensor.name.clone());
         Ok(Some(tensor))
@@ -66,15 +110,126 @@ impl Loader<'_> {
         })
     }
 
-    fn linear<D: Device>(&mut self, device: &mut D, roles: &[TensorRole]) -> Result<D::Linear, ModelError> {
-        let tensors: Vec<Tensor> = roles.iter().map(|role| self.need(*role)).collect::<Result<_, _>>()?;
+    fn linear<D: Device>(
+        &mut self,
+        device: &mut D,
+        site: Site,
+        parts: &[Part],
+    ) -> Result<D::Linear, ModelError> {
+        let tensors = self.tensors(site, parts)?;
         let sources: Vec<WeightSource<'_>> = tensors.iter().map(Tensor::source).collect();
         device.load_linear(&sources).map_err(|e| self.refused(e))
+    }
+
+    fn tensors(&mut self, site: Site, parts: &[Part]) -> Result<Vec<Tensor>, ModelError> {
+        parts.iter().map(|part| self.need(TensorRole::Layer(site, *part))).collect()
     }
 
     fn gain<D: Device>(&mut self, device: &mut D, role: TensorRole) -> Result<D::Gain, ModelError> {
         let tensor = self.need(role)?;
         device.load_gain(tensor.source()).map_err(|e| self.refused(e))
+    }
+
+    fn layer<D: Device>(
+        &mut self,
+        device: &mut D,
+        site: Site,
+        mixer: Mixer<D>,
+    ) -> Result<Layer<D>, ModelError> {
+        Ok(Layer {
+            input_norm: self.gain(device, TensorRole::Layer(site, Part::InputNorm))?,
+            mixer,
+            mlp_norm: self.gain(device, TensorRole::Layer(site, Part::MlpNorm))?,
+            mlp: self.mlp(device, site)?,
+        })
+    }
+
+    fn attention<D: Device>(
+        &mut self,
+        device: &mut D,
+        site: Site,
+        index: usize,
+    ) -> Result<Mixer<D>, ModelError> {
+        let norm = |part| TensorRole::Layer(site, part);
+        let norms = match self.shape.attention.head_norms {
+            true => {
+                Some([self.gain(device, norm(Part::QueryNorm))?, self.gain(device, norm(Part::KeyNorm))?])
+            }
+            false => None,
+        };
+        Ok(Mixer::Attention {
+            index,
+            qkv: self.linear(device, site, &[Part::Query, Part::Key, Part::Value])?,
+            norms,
+            output: self.linear(device, site, &[Part::AttentionOutput])?,
+        })
+    }
+
+    fn recurrent<D: Device>(
+        &mut self,
+        device: &mut D,
+        site: Site,
+        index: usize,
+        shape: DeltaShape,
+    ) -> Result<Mixer<D>, ModelError> {
+        let projections = [Part::DeltaQkv, Part::DeltaGate, Part::DeltaBeta, Part::DeltaDecay];
+        let own = [Part::DeltaConvolution, Part::DeltaDecayRate, Part::DeltaDecayBias, Part::DeltaNorm];
+        let projections = self.linear(device, site, &projections)?;
+        let own = self.tensors(site, &own)?;
+        let source = DeltaSource {
+            convolution: own[0].source(),
+            decay_rate: own[1].source(),
+            decay_bias: own[2].source(),
+            norm: own[3].source(),
+        };
+        let delta = device.load_delta(shape, source).map_err(|e| self.refused(e))?;
+        Ok(Mixer::Recurrent {
+            index,
+            projections,
+            delta,
+            output: self.linear(device, site, &[Part::DeltaOutput])?,
+        })
+    }
+
+    fn mlp<D: Device>(&mut self, device: &mut D, site: Site) -> Result<Mlp<D>, ModelError> {
+        Ok(match self.shape.mlp {
+            MlpKind::Dense { .. } => Mlp::Dense(GatedMlp {
+                gate_up: self.linear(device, site, &[Part::Gate, Part::Up])?,
+                down: self.linear(device, site, &[Part::Down])?,
+            }),
+            MlpKind::Experts { routing, intermediate, .. } => Mlp::Experts {
+                routing,
+                router: self.linear(device, site, &[Part::Router])?,
+                routed: self.experts(device, site, routing.experts, intermediate)?,
+                shared_router: self.linear(device, site, &[Part::SharedRouter])?,
+                shared: GatedMlp {
+                    gate_up: self.linear(device, site, &[Part::SharedGate, Part::SharedUp])?,
+                    down: self.linear(device, site, &[Part::SharedDown])?,
+                },
+            },
+        })
+    }
+
+    fn experts<D: Device>(
+        &mut self,
+        device: &mut D,
+        site: Site,
+        experts: usize,
+        intermediate: usize,
+    ) -> Result<D::Experts, ModelError> {
+        let hidden = self.shape.hidden;
+        let stacks = self.tensors(site, &[Part::ExpertGates, Part::ExpertUps, Part::ExpertDowns])?;
+        let part = |stack: usize, expert: usize, rows: usize| {
+            stacks[stack].source().slice(expert * rows..(expert + 1) * rows)
+        };
+        let sources: Vec<ExpertSource<'_>> = (0..experts)
+            .map(|expert| ExpertSource {
+                gate: part(0, expert, intermediate),
+                up: part(1, expert, intermediate),
+                down: part(2, expert, hidden),
+            })
+            .collect();
+        device.load_experts(&sources).map_err(|e| self.refused(e))
     }
 
     /// A tensor without a place in the architecture means that another architecture is meant.
@@ -118,16 +273,16 @@ impl<D: Device> Decoder<D> {
         let table = loader.need(TensorRole::Embedding)?;
         let table = device.load_table(table.source()).map_err(|e| loader.refused(e))?;
         let mut layers = Vec::new();
-        for n in 0..shape.layers.len() {
-            let part = |part| TensorRole::Layer(Site::Main(n), part);
-            layers.push(Layer {
-                attention_norm: loader.gain(device, part(Part::InputNorm))?,
-                qkv: loader.linear(device, &[part(Part::Query), part(Part::Key), part(Part::Value)])?,
-                attention_output: loader.linear(device, &[part(Part::AttentionOutput)])?,
-                mlp_norm: loader.gain(device, part(Part::MlpNorm))?,
-                gate_up: loader.linear(device, &[part(Part::Gate), part(Part::Up)])?,
-                down: loader.linear(device, &[part(Part::Down)])?,
-            });
+        let (mut attention, mut recurrent) = (0.., 0..);
+        for (n, kind) in shape.layers.iter().enumerate() {
+            let site = Site::Main(n);
+            let mixer = match (kind, shape.delta) {
+                (LayerKind::Recurrent, Some(delta)) => {
+                    loader.recurrent(device, site, recurrent.next().unwrap_or(0), delta)?
+                }
+                _ => loader.attention(device, site, attention.next().unwrap_or(0))?,
+            };
+            layers.push(loader.layer(device, site, mixer)?);
         }
         let output_norm = loader.gain(device, TensorRole::OutputNorm)?;
         let output = match loader.find(TensorRole::Output)? {
@@ -143,11 +298,19 @@ impl<D: Device> Decoder<D> {
         &self.shape
     }
 
+    /// State for this model, without pages or slots.
+    pub fn new_state(&self, device: &mut D, page_tokens: usize) -> Result<ModelState<D>, DeviceError> {
+        Ok(ModelState {
+            kv: device.new_kv(self.shape.kv(page_tokens))?,
+            states: self.shape.states().map(|shape| device.new_states(shape)).transpose()?,
+        })
+    }
+
     /// Computes the spans in one batch; gives the logits they ask for, `[rows, vocab]`.
     pub fn forward(
         &self,
         device: &mut D,
-        kv: &mut D::Kv,
+        state: &mut ModelState<D>,
         spans: &[Span<'_>],
     ) -> Result<Vec<f32>, DeviceError> {
         let tokens: Vec<u32> = spans.iter().flat_map(|span| span.tokens).copied().collect();
@@ -156,32 +319,77 @@ impl<D: Device> Decoder<D> {
             .flat_map(|span| (span.start..span.start + span.tokens.len()).map(|position| position as u32))
             .collect();
         let rows = Rows { spans, positions: &positions };
-        let (shape, eps) = (self.shape.attention_shape(), self.shape.norm_eps);
         let wanted = wanted_rows(spans);
+        let eps = self.shape.norm_eps;
         let mut x = device.embed(&self.table, &tokens);
         for (n, layer) in self.layers.iter().enumerate() {
-            let normed = device.rms_norm(&x, &layer.attention_norm, eps);
-            let mut qkv = device.linear(&normed, &layer.qkv);
-            device.rotary(&mut qkv, shape, self.shape.attention.rotary, &positions);
-            let mut attended = device.attention(&qkv, shape, rows, kv, n);
+            let normed = device.rms_norm(&x, &layer.input_norm, eps);
+            let (mut mixed, output) = self.mix(device, &layer.mixer, &normed, rows, state)?;
             if n + 1 == self.layers.len() {
                 // All state is written; what follows serves the logits alone.
                 if wanted.is_empty() {
                     return Ok(Vec::new());
                 }
-                attended = device.select_rows(&attended, &wanted);
+                mixed = device.select_rows(&mixed, &wanted);
                 x = device.select_rows(&x, &wanted);
             }
-            let projected = device.linear(&attended, &layer.attention_output);
+            let projected = device.linear(&mixed, output);
             device.add(&mut x, &projected);
             let normed = device.rms_norm(&x, &layer.mlp_norm, eps);
-            let expanded = device.gated_mlp(&normed, &layer.gate_up, &layer.down);
+            let expanded = layer.mlp.forward(device, &normed);
             device.add(&mut x, &expanded);
         }
         let x = device.rms_norm(&x, &self.output_norm, eps);
         match &self.output {
             Some(output) => device.logits(&x, output),
             None => device.tied_logits(&x, &self.table),
+        }
+    }
+
+    /// What a mixer gives, and the projection it is still to go through.
+    fn mix<'a>(
+        &self,
+        device: &mut D,
+        mixer: &'a Mixer<D>,
+        x: &D::Hidden,
+        rows: Rows<'_>,
+        state: &mut ModelState<D>,
+    ) -> Result<(D::Hidden, &'a D::Linear), DeviceError> {
+        let eps = self.shape.norm_eps;
+        match mixer {
+            Mixer::Attention { index, qkv, norms, output } => {
+                let shape = self.shape.attention_shape();
+                let mut qkv = device.linear(x, qkv);
+                if let Some([query, key]) = norms {
+                    device.norm_heads(&mut qkv, shape, query, key, eps);
+                }
+                device.rotary(&mut qkv, shape, self.shape.attention.rotary, rows.positions);
+                Ok((device.attention(&qkv, shape, rows, &mut state.kv, *index), output))
+            }
+            Mixer::Recurrent { index, projections, delta, output } => {
+                let Some(states) = &mut state.states else {
+                    return Err(DeviceError::Contract("a recurrent layer without recurrent state".into()));
+                };
+                let projected = device.linear(x, projections);
+                Ok((device.gated_delta(&projected, delta, rows, states, *index, eps), output))
+            }
+        }
+    }
+}
+
+impl<D: Device> Mlp<D> {
+    fn forward(&self, device: &mut D, x: &D::Hidden) -> D::Hidden {
+        match self {
+            Mlp::Dense(mlp) => device.gated_mlp(x, &mlp.gate_up, &mlp.down),
+            Mlp::Experts { routing, router, routed, shared_router, shared } => {
+                let scores = device.linear(x, router);
+                let mut sum = device.experts(x, &scores, *routing, routed);
+                let gate = device.linear(x, shared_router);
+                let mut common = device.gated_mlp(x, &shared.gate_up, &shared.down);
+                device.gate_rows(&mut common, &gate);
+                device.add(&mut sum, &common);
+                sum
+            }
         }
     }
 }

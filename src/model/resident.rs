@@ -7,7 +7,7 @@ use crate::device::{DeviceError, Executor, ExecutorFacts, Forward, PageId, SlotI
 use crate::event::Nanos;
 
 use super::ModelError;
-use super::decoder::Decoder;
+use super::decoder::{Decoder, ModelState};
 use super::shape::ModelShape;
 use super::tensor::Checkpoint;
 
@@ -15,8 +15,9 @@ use super::tensor::Checkpoint;
 pub struct Resident<D: Device> {
     device: D,
     model: Decoder<D>,
-    kv: D::Kv,
+    state: ModelState<D>,
     pages: usize,
+    slots: usize,
     facts: ExecutorFacts,
 }
 
@@ -31,9 +32,8 @@ impl<D: Device> Resident<D> {
     ) -> Result<Resident<D>, ModelError> {
         let mut hasher = blake3::Hasher::new();
         let model = Decoder::load(&mut device, checkpoint, shape, &mut hasher)?;
-        let shape = model.shape().kv(page_tokens);
-        let kv = device
-            .new_kv(shape)
+        let state = model
+            .new_state(&mut device, page_tokens)
             .map_err(|source| ModelError::Device { path: checkpoint.path().to_owned(), source })?;
         let facts = ExecutorFacts {
             model: name,
@@ -47,10 +47,10 @@ impl<D: Device> Resident<D> {
             vocab: model.shape().vocab,
             context_tokens: model.shape().context,
             page_tokens,
-            page_bytes: device.kv_page_bytes(shape),
-            slot_bytes: 0,
+            page_bytes: device.kv_page_bytes(model.shape().kv(page_tokens)),
+            slot_bytes: model.shape().states().map_or(0, |shape| device.slot_bytes(shape)),
         };
-        Ok(Resident { device, model, kv, pages: 0, facts })
+        Ok(Resident { device, model, state, pages: 0, slots: 0, facts })
     }
 
     fn check(&self, span: &Span<'_>) -> Result<(), DeviceError> {
@@ -66,10 +66,44 @@ impl<D: Device> Resident<D> {
             format!("page {} is not reserved", page.0)
         } else if let Some(token) = span.tokens.iter().find(|token| **token as usize >= self.facts.vocab) {
             format!("token {token} is not in the vocabulary of {}", self.facts.vocab)
+        } else if let Some(broken) = self.broken_flow(span.state) {
+            broken
         } else {
             return Ok(());
         };
         Err(DeviceError::Contract(broken))
+    }
+
+    /// What is wrong with where a span's recurrent state comes from and goes to.
+    fn broken_flow(&self, flow: Option<StateFlow>) -> Option<String> {
+        let recurrent = self.state.states.is_some();
+        let Some(flow) = flow else {
+            return recurrent.then(|| "a span of a recurrent model has no state".to_owned());
+        };
+        let mut slots = flow.from.into_iter().chain([flow.to]);
+        if !recurrent {
+            Some("a span of an attention model has recurrent state".to_owned())
+        } else if let Some(slot) = slots.find(|slot| slot.0 as usize >= self.slots) {
+            Some(format!("slot {} is not reserved", slot.0))
+        } else if flow.revocable && flow.from == Some(flow.to) {
+            Some(format!("a revocable span overwrites the state it starts from, slot {}", flow.to.0))
+        } else {
+            None
+        }
+    }
+
+    /// What is wrong between the spans of a batch: a slot that one writes is no other's.
+    fn check_slots(&self, spans: &[Span<'_>]) -> Result<(), DeviceError> {
+        let flows: Vec<StateFlow> = spans.iter().filter_map(|span| span.state).collect();
+        for (index, flow) in flows.iter().enumerate() {
+            let taken = |other: &StateFlow| other.to == flow.to || other.from == Some(flow.to);
+            if flows.iter().enumerate().any(|(other, flow)| other != index && taken(flow)) {
+                let problem =
+                    format!("slot {} is written by one span of a batch and used by another", flow.to.0);
+                return Err(DeviceError::Contract(problem));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -81,34 +115,42 @@ where
         &self.facts
     }
 
-    fn reserve(&mut self, pages: usize, _slots: usize) -> Result<(), DeviceError> {
+    fn reserve(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
         if pages > self.pages {
-            self.device.reserve_kv(&mut self.kv, pages)?;
+            self.device.reserve_kv(&mut self.state.kv, pages)?;
             self.pages = pages;
+        }
+        if let Some(states) = self.state.states.as_mut().filter(|_| slots > self.slots) {
+            self.device.reserve_slots(states, slots)?;
+            self.slots = slots;
         }
         Ok(())
     }
 
     fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError> {
         spans.iter().try_for_each(|span| self.check(span))?;
+        self.check_slots(spans)?;
         let began = Instant::now();
         if spans.is_empty() {
             return Ok(Forward { logits: Vec::new(), compute: Nanos(0) });
         }
-        let logits = self.model.forward(&mut self.device, &mut self.kv, spans)?;
-        self.device.evaluate(&mut self.kv)?;
+        let logits = self.model.forward(&mut self.device, &mut self.state, spans)?;
+        self.device.evaluate(&mut self.state.kv)?;
         Ok(Forward { logits, compute: Nanos::from(began.elapsed()) })
     }
 
     fn page_digest(&self, page: PageId, tokens: usize) -> [u8; 32] {
-        self.device.kv_digest(&self.kv, page, tokens)
+        self.device.kv_digest(&self.state.kv, page, tokens)
     }
 
-    fn rewind(&mut self, flow: StateFlow, _tokens: usize) -> Result<(), DeviceError> {
-        Err(DeviceError::Contract(format!("{flow:?} of a model without recurrent layers")))
+    fn rewind(&mut self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {
+        match (&mut self.state.states, flow.from == Some(flow.to)) {
+            (Some(states), false) => self.device.rewind(states, flow, tokens),
+            _ => Err(DeviceError::Contract(format!("{flow:?} cannot be rewound"))),
+        }
     }
 
-    fn slot_digest(&self, _slot: SlotId) -> [u8; 32] {
-        [0; 32]
+    fn slot_digest(&self, slot: SlotId) -> [u8; 32] {
+        self.state.states.as_ref().map_or([0; 32], |states| self.device.slot_digest(states, slot))
     }
 }

@@ -3,7 +3,7 @@
 //! A file format fills a [`ModelShape`] in from its own configuration; the decoder, the cache and `inspect` read it. So what follows
 //! from sizes alone (columns, state, memory) is said once, here.
 
-use crate::device::ops::{AttentionShape, DeltaShape, ExpertShape, KvShape, Rotary, StateShape};
+use crate::device::ops::{AttentionShape, DeltaShape, ExpertShape, KvShape, MAX_TAPS, Rotary, StateShape};
 
 use super::tensor::{Part, TensorRole};
 
@@ -165,8 +165,8 @@ impl ModelShape {
         shares("heads and key/value heads", heads, kv_heads)?;
         if let Some(delta) = self.delta {
             shares("recurrent value heads and key heads", delta.value_heads, delta.key_heads)?;
-            if delta.taps > 64 {
-                return Err(format!("a convolution over {} tokens is longer than 64", delta.taps));
+            if delta.taps > MAX_TAPS {
+                return Err(format!("a convolution over {} tokens is longer than {MAX_TAPS}", delta.taps));
             }
         }
         if self.delta.is_some() != self.layers.contains(&LayerKind::Recurrent) {

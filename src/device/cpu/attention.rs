@@ -5,7 +5,7 @@
 //! once (decode). Within a tile: scores are sums over columns in order; the greatest score so far sets the scale; weights are
 //! summed in sixteen lanes; values are added in order of keys. Keys past the query's own position take no part.
 
-use super::elementwise::exp;
+use super::elementwise::{exp, load_some, logistic, store_some};
 use super::isa::{Isa, LANES};
 use super::kernel::{Kernel, Task};
 use super::kv::{Element, Kv, Pages, TILE};
@@ -60,13 +60,13 @@ struct Layer<'a, E> {
     pages: &'a Pages<'a, E>,
     layer: usize,
     shape: AttentionShape,
-    /// `[rows, (heads + 2·kv_heads)·head_dim]`
+    /// `[rows, shape.columns()]`
     qkv: &'a [f32],
 }
 
 /// A call of attention; keys and values of the rows themselves are in the store already.
 pub(super) struct Attention<'a> {
-    /// `[rows, (heads + 2·kv_heads)·head_dim]`
+    /// `[rows, shape.columns()]`
     pub(super) qkv: &'a [f32],
     pub(super) shape: AttentionShape,
     pub(super) rows: Rows<'a>,
@@ -192,7 +192,7 @@ impl<E: Element> Task for Run<'_, E> {
         }
         // Queries of a block of rows, `[column][rows]`, scaled.
         let mut q = vec![0.0; rows * head_dim];
-        let columns = (shape.heads + 2 * shape.kv_heads) * head_dim;
+        let columns = shape.columns();
         for row in 0..rows {
             let first = row / ROWS * ROWS;
             let n = ROWS.min(rows - first);
@@ -438,7 +438,7 @@ impl Task for Merge<'_> {
     }
 }
 
-/// Divides by the sum of weights and writes a query's rows.
+/// Divides by the sum of weights, gates, and writes a query's rows.
 struct Finish<'a, E> {
     layer: Layer<'a, E>,
     query: Query<'a>,
@@ -464,8 +464,18 @@ impl<E: Element> Task for Finish<'_, E> {
                 + (self.query.head * group + row % group) * head_dim;
             // SAFETY: every row and head belongs to one query, and every query to one task.
             let out = unsafe { self.out.part(at..at + head_dim) };
-            for (out, x) in out.chunks_mut(LANES).zip(values.as_chunks::<LANES>().0) {
-                super::elementwise::store_some(isa, isa.mul(isa.load(x), factor), out);
+            let gates = self.layer.shape.gated.then(|| {
+                let shape = self.layer.shape;
+                let head = self.query.head * group + row % group;
+                let from = (self.query.row + row / group) * shape.columns() + shape.queries();
+                &self.layer.qkv[from + head * head_dim..][..head_dim]
+            });
+            for (index, (out, x)) in out.chunks_mut(LANES).zip(values.as_chunks::<LANES>().0).enumerate() {
+                let mut given = isa.mul(isa.load(x), factor);
+                if let Some(gates) = gates {
+                    given = isa.mul(given, logistic(isa, load_some(isa, &gates[index * LANES..])));
+                }
+                store_some(isa, given, out);
             }
         }
     }

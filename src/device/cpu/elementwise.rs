@@ -41,6 +41,13 @@ pub(super) fn silu_times<I: Isa>(isa: I, x: I::F, y: I::F) -> I::F {
     isa.mul(isa.div(x, isa.add(isa.splat(1.0), e)), y)
 }
 
+/// `1 / (1 + e^-x)`
+#[inline(always)]
+pub(super) fn logistic<I: Isa>(isa: I, x: I::F) -> I::F {
+    let e = exp(isa, isa.sub(isa.splat(0.0), x));
+    isa.div(isa.splat(1.0), isa.add(isa.splat(1.0), e))
+}
+
 /// Up to sixteen numbers, zeros after them.
 #[inline(always)]
 pub(super) fn load_some<I: Isa>(isa: I, x: &[f32]) -> I::F {
@@ -67,6 +74,18 @@ pub(super) fn store_some<I: Isa>(isa: I, v: I::F, out: &mut [f32]) {
     }
 }
 
+/// One over the root mean square, in all lanes.
+#[inline(always)]
+pub(super) fn norm_factor<I: Isa>(isa: I, x: &[f32], eps: f32) -> I::F {
+    let mut squares = isa.splat(0.0);
+    for x in x.chunks(LANES) {
+        let x = load_some(isa, x);
+        squares = isa.fma(x, x, squares);
+    }
+    let mean = isa.sum(squares) / x.len() as f32;
+    isa.splat(1.0 / (mean + eps).sqrt())
+}
+
 /// Root-mean-square norm of rows as long as `gain`.
 pub(super) struct RmsNorm<'a> {
     pub(super) x: &'a [f32],
@@ -82,16 +101,62 @@ impl Task for RmsNorm<'_> {
     fn run<I: Isa>(self, isa: I) {
         let cols = self.gain.len();
         for (x, out) in self.x.chunks_exact(cols).zip(self.out.chunks_exact_mut(cols)) {
-            let mut squares = isa.splat(0.0);
-            for x in x.chunks(LANES) {
-                let x = load_some(isa, x);
-                squares = isa.fma(x, x, squares);
-            }
-            let mean = isa.sum(squares) / cols as f32;
-            let factor = isa.splat(1.0 / (mean + self.eps).sqrt());
+            let factor = norm_factor(isa, x, self.eps);
             for ((x, gain), out) in x.chunks(LANES).zip(self.gain.chunks(LANES)).zip(out.chunks_mut(LANES)) {
                 let normed = isa.mul(load_some(isa, x), factor);
                 store_some(isa, isa.mul(normed, load_some(isa, gain)), out);
+            }
+        }
+    }
+}
+
+/// Root-mean-square norm of the query and key heads of rows of `shape`, in place.
+pub(super) struct NormHeads<'a> {
+    pub(super) x: &'a mut [f32],
+    pub(super) shape: AttentionShape,
+    pub(super) query: &'a [f32],
+    pub(super) key: &'a [f32],
+    pub(super) eps: f32,
+}
+
+impl Task for NormHeads<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let shape = self.shape;
+        for row in self.x.chunks_exact_mut(shape.columns()) {
+            for (heads, gain) in
+                [(0..shape.queries(), self.query), (shape.keys_at()..shape.values_at(), self.key)]
+            {
+                for head in row[heads].chunks_exact_mut(shape.head_dim) {
+                    let factor = norm_factor(isa, head, self.eps);
+                    for (x, gain) in head.chunks_mut(LANES).zip(gain.chunks(LANES)) {
+                        let normed = isa.mul(load_some(isa, x), factor);
+                        store_some(isa, isa.mul(normed, load_some(isa, gain)), x);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Multiplies rows of `cols` columns by the logistic function of their gates.
+pub(super) struct GateRows<'a> {
+    pub(super) x: &'a mut [f32],
+    pub(super) gates: &'a [f32],
+    pub(super) cols: usize,
+}
+
+impl Task for GateRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        for (row, gate) in self.x.chunks_exact_mut(self.cols).zip(self.gates) {
+            let gate = logistic(isa, isa.splat(*gate));
+            for x in row.chunks_mut(LANES) {
+                store_some(isa, isa.mul(load_some(isa, x), gate), x);
             }
         }
     }
@@ -193,19 +258,21 @@ impl Task for Rotate<'_> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
+        let shape = self.shape;
         let half = self.table.frequencies.len();
         for (row, position) in self.x.chunks_exact_mut(self.cols).zip(self.positions) {
             let (cosines, sines) = self.table.at(*position as usize);
-            for head in row[..(heads + kv_heads) * head_dim].chunks_exact_mut(head_dim) {
-                let (first, second) = head[..2 * half].split_at_mut(half);
-                let pairs = first.chunks_mut(LANES).zip(second.chunks_mut(LANES));
-                for ((a, b), (c, s)) in pairs.zip(cosines.chunks(LANES).zip(sines.chunks(LANES))) {
-                    let (x, y) = (load_some(isa, a), load_some(isa, b));
-                    let (c, s) = (load_some(isa, c), load_some(isa, s));
-                    let negated = isa.sub(isa.splat(0.0), y);
-                    store_some(isa, isa.fma(negated, s, isa.mul(x, c)), a);
-                    store_some(isa, isa.fma(y, c, isa.mul(x, s)), b);
+            for heads in [0..shape.queries(), shape.keys_at()..shape.values_at()] {
+                for head in row[heads].chunks_exact_mut(shape.head_dim) {
+                    let (first, second) = head[..2 * half].split_at_mut(half);
+                    let pairs = first.chunks_mut(LANES).zip(second.chunks_mut(LANES));
+                    for ((a, b), (c, s)) in pairs.zip(cosines.chunks(LANES).zip(sines.chunks(LANES))) {
+                        let (x, y) = (load_some(isa, a), load_some(isa, b));
+                        let (c, s) = (load_some(isa, c), load_some(isa, s));
+                        let negated = isa.sub(isa.splat(0.0), y);
+                        store_some(isa, isa.fma(negated, s, isa.mul(x, c)), a);
+                        store_some(isa, isa.fma(y, c, isa.mul(x, s)), b);
+                    }
                 }
             }
         }

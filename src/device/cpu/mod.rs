@@ -5,7 +5,9 @@
 //! only decide which chains run side by side.
 
 mod attention;
+mod delta;
 mod elementwise;
+mod experts;
 mod isa;
 mod kernel;
 mod kv;
@@ -14,25 +16,34 @@ mod memory;
 mod pack;
 mod pool;
 mod quantise;
+mod states;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod timing;
 
 use attention::{Attention, AttentionScratch};
-use elementwise::{Add, Gate, RmsNorm, RotaryTable, Rotate};
+use delta::DeltaScratch;
+use elementwise::{Add, Gate, GateRows, NormHeads, RmsNorm, RotaryTable, Rotate};
+use experts::{Expert, Gather};
 use memory::{Arena, Parts, Recycler};
 use pack::Matrix;
 use pool::Pool;
 use quantise::{Operands, Planes, rows_a_task};
 
+pub use delta::Delta;
+pub use experts::Experts;
 pub use kernel::Kernel;
 pub use kv::Kv;
 pub use memory::Hidden;
+pub use states::States;
 
-use super::ops::{AttentionShape, Device, KvShape, Rotary, Rows};
+use super::ops::{
+    AttentionShape, DeltaShape, DeltaSource, Device, ExpertShape, ExpertSource, KvShape, Rotary, Rows,
+    StateShape,
+};
 use super::weights::WeightSource;
-use super::{DeviceError, PageId};
+use super::{DeviceError, PageId, SlotId, StateFlow};
 use crate::config::Precision;
 use crate::event::Identity;
 
@@ -56,6 +67,7 @@ pub struct Cpu {
     recycler: Recycler,
     operands: Operands,
     attention: AttentionScratch,
+    delta: DeltaScratch,
     rotary: Option<RotaryTable>,
 }
 
@@ -92,6 +104,7 @@ impl Cpu {
             recycler: Recycler::new(),
             operands: Operands::new(),
             attention: AttentionScratch::new(),
+            delta: DeltaScratch::new(),
             rotary: None,
         })
     }
@@ -123,7 +136,10 @@ impl Device for Cpu {
     type Linear = Linear;
     type Gain = Gain;
     type Table = Table;
+    type Delta = Delta;
+    type Experts = Experts;
     type Kv = Kv;
+    type States = States;
 
     fn name(&self) -> &'static str {
         "cpu"
@@ -159,6 +175,25 @@ impl Device for Cpu {
         Ok(Table { matrix: pack::pack(&[source], self.precision, &mut self.pool, &mut self.weights)? })
     }
 
+    fn load_delta(&mut self, shape: DeltaShape, source: DeltaSource<'_>) -> Result<Delta, DeviceError> {
+        let DeltaSource { convolution, decay_rate, decay_bias, norm } = source;
+        Ok(Delta::new(
+            shape,
+            &pack::plain_of(&convolution, shape.channels(), shape.taps)?,
+            &pack::plain_of(&decay_rate, 1, shape.value_heads)?,
+            &pack::plain_of(&decay_bias, 1, shape.value_heads)?,
+            pack::plain_of(&norm, 1, shape.value_dim)?,
+        ))
+    }
+
+    fn load_experts(&mut self, experts: &[ExpertSource<'_>]) -> Result<Experts, DeviceError> {
+        let mut load = |expert: &ExpertSource<'_>| {
+            let gate_up = self.load_linear(&[expert.gate, expert.up])?;
+            Ok(Expert { gate_up, down: self.load_linear(&[expert.down])? })
+        };
+        Ok(Experts { experts: experts.iter().map(&mut load).collect::<Result<_, DeviceError>>()? })
+    }
+
     fn new_kv(&mut self, shape: KvShape) -> Result<Kv, DeviceError> {
         Ok(Kv::new(self.layout(shape)?))
     }
@@ -173,6 +208,26 @@ impl Device for Cpu {
 
     fn kv_digest(&self, kv: &Kv, page: PageId, tokens: usize) -> [u8; 32] {
         kv.digest(page, tokens)
+    }
+
+    fn new_states(&mut self, shape: StateShape) -> Result<States, DeviceError> {
+        States::new(shape)
+    }
+
+    fn slot_bytes(&self, shape: StateShape) -> usize {
+        States::slot_bytes(shape)
+    }
+
+    fn reserve_slots(&mut self, states: &mut States, slots: usize) -> Result<(), DeviceError> {
+        states.reserve(slots)
+    }
+
+    fn slot_digest(&self, states: &States, slot: SlotId) -> [u8; 32] {
+        states.digest(slot)
+    }
+
+    fn rewind(&mut self, states: &mut States, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {
+        delta::rewind(states, flow, tokens, self.kernel, &mut self.pool)
     }
 
     fn embed(&mut self, table: &Table, tokens: &[u32]) -> Hidden {
@@ -207,6 +262,14 @@ impl Device for Cpu {
         });
     }
 
+    fn norm_heads(&mut self, qkv: &mut Hidden, shape: AttentionShape, query: &Gain, key: &Gain, eps: f32) {
+        let (kernel, cols, rows) = (self.kernel, qkv.cols(), qkv.rows());
+        assert!(cols == shape.columns() && [query, key].iter().all(|g| g.values.len() == shape.head_dim));
+        by_rows(&mut self.pool, rows, cols, qkv.data_mut(), |_, x| {
+            kernel.dispatch(NormHeads { x, shape, query: &query.values, key: &key.values, eps });
+        });
+    }
+
     fn rotary(&mut self, qkv: &mut Hidden, shape: AttentionShape, rotary: Rotary, positions: &[u32]) {
         assert!(
             rotary.dims <= shape.head_dim && positions.len() == qkv.rows(),
@@ -234,7 +297,7 @@ impl Device for Cpu {
     ) -> Hidden {
         let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
         let layout = kv.layout();
-        assert_eq!(qkv.cols(), (heads + 2 * kv_heads) * head_dim, "columns of queries, keys and values");
+        assert_eq!(qkv.cols(), shape.columns(), "columns of queries, gates, keys and values");
         assert_eq!(
             (kv_heads, head_dim),
             (layout.shape.kv_heads, layout.shape.head_dim),
@@ -244,7 +307,7 @@ impl Device for Cpu {
         for span in rows.spans {
             for (offset, row) in projections.by_ref().take(span.tokens.len()).enumerate() {
                 let (page, offset) = Rows::slot(span, span.start + offset, layout.shape.page_tokens);
-                let (keys, values) = row[heads * head_dim..].split_at(kv_heads * head_dim);
+                let (keys, values) = row[shape.keys_at()..].split_at(kv_heads * head_dim);
                 kv.write(page, layer, offset, keys, values);
             }
         }
@@ -253,6 +316,49 @@ impl Device for Cpu {
         let call = Attention { qkv: qkv.data(), shape, rows, kv, layer, out: out.data_mut() };
         attend(call, &mut self.attention, self.kernel, &mut self.pool);
         out
+    }
+
+    fn gated_delta(
+        &mut self,
+        x: &Hidden,
+        delta: &Delta,
+        rows: Rows<'_>,
+        states: &mut States,
+        layer: usize,
+        eps: f32,
+    ) -> Hidden {
+        let shape = delta.shape();
+        assert_eq!(x.cols(), shape.columns(), "columns of a gated delta layer");
+        assert_eq!(shape, states.layout().delta(), "heads of the states");
+        let mut out = self.recycler.hidden(x.rows(), shape.values());
+        let call = delta::Call { x: x.data(), delta, rows, layer, eps, out: out.data_mut() };
+        delta::gated_delta(call, states, &mut self.delta, self.kernel, &mut self.pool);
+        out
+    }
+
+    fn experts(&mut self, x: &Hidden, scores: &Hidden, shape: ExpertShape, experts: &Experts) -> Hidden {
+        assert_eq!((scores.rows(), scores.cols()), (x.rows(), shape.experts), "scores of the experts");
+        let shares = experts::route(scores.data(), shape);
+        let cols = x.cols();
+        let mut out = self.recycler.hidden(x.rows(), cols);
+        out.data_mut().fill(0.0);
+        for (expert, share) in experts.experts.iter().zip(&shares) {
+            if share.rows.is_empty() {
+                continue;
+            }
+            let mine = self.select_rows(x, &share.rows);
+            let given = self.gated_mlp(&mine, &expert.gate_up, &expert.down);
+            self.kernel.dispatch(Gather { x: given.data(), share, cols, out: out.data_mut() });
+        }
+        out
+    }
+
+    fn gate_rows(&mut self, x: &mut Hidden, gate: &Hidden) {
+        assert_eq!((x.rows(), 1), (gate.rows(), gate.cols()), "gates of rows");
+        let (kernel, cols, rows) = (self.kernel, x.cols(), x.rows());
+        by_rows(&mut self.pool, rows, cols, x.data_mut(), |rows, x| {
+            kernel.dispatch(GateRows { x, gates: &gate.data()[rows], cols });
+        });
     }
 
     fn gated_mlp(&mut self, x: &Hidden, gate_up: &Linear, down: &Linear) -> Hidden {

@@ -217,6 +217,15 @@ pub(super) fn plain(source: &WeightSource<'_>) -> Result<Vec<f32>, DeviceError> 
     Ok(out)
 }
 
+/// The same, of a shape that is known.
+pub(super) fn plain_of(source: &WeightSource<'_>, rows: usize, cols: usize) -> Result<Vec<f32>, DeviceError> {
+    if (source.rows, source.cols) != (rows, cols) {
+        let problem = format!("it is {} by {}, expected {rows} by {cols}", source.rows, source.cols);
+        return Err(refuse(source, problem));
+    }
+    plain(source)
+}
+
 fn refuse(source: &WeightSource<'_>, problem: String) -> DeviceError {
     DeviceError::Weight { name: source.name.to_owned(), problem }
 }
