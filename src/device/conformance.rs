@@ -3,11 +3,15 @@
 //! Weights are random integers and scales, encoded here byte by byte and decoded here in f64, so that nothing of a device under
 //! test checks itself. Devices that promise [`Identity::Bitwise`] are held to equal bits by every route; others to closeness.
 
+mod gating;
 mod operations;
+mod recurrent;
 mod routes;
 mod weights;
 
+pub(crate) use gating::gating;
 pub(crate) use operations::operations;
+pub(crate) use recurrent::recurrent;
 pub(crate) use routes::{Dims, Route, Toy, routes, trace};
 pub(crate) use weights::Kind;
 
@@ -20,6 +24,8 @@ pub(crate) type Make<'a, D> = &'a dyn Fn(Precision) -> D;
 /// All of it.
 pub(crate) fn conforms<D: Device>(make: Make<'_, D>) {
     operations(make);
+    gating(make);
+    recurrent(make);
     routes(make);
 }
 

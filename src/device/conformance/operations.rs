@@ -29,7 +29,7 @@ pub(super) fn upload<D: Device>(device: &mut D, x: &[f32], cols: usize) -> D::Hi
 }
 
 /// A device matrix's contents, by way of logits against the identity, whose products are exact.
-fn download<D: Device>(device: &mut D, x: &D::Hidden, cols: usize) -> Vec<f32> {
+pub(super) fn download<D: Device>(device: &mut D, x: &D::Hidden, cols: usize) -> Vec<f32> {
     let identity: Vec<u8> = (0..cols * cols)
         .flat_map(|i| if i / cols == i % cols { 1f32.to_le_bytes() } else { 0f32.to_le_bytes() })
         .collect();
@@ -188,7 +188,7 @@ fn rotates<D: Device>(device: &mut D, rng: &mut Rng) {
 }
 
 /// Softmax attention of one row in f64; keys and values are those of all positions up to its own.
-fn attend(q: &[f32], keys: &[&[f32]], values: &[&[f32]], scale: f32) -> Vec<f64> {
+pub(super) fn attend(q: &[f32], keys: &[&[f32]], values: &[&[f32]], scale: f32) -> Vec<f64> {
     let dot = |k: &[f32]| q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>();
     let scores: Vec<f64> = keys.iter().map(|k| dot(k) * f64::from(scale)).collect();
     let greatest = scores.iter().copied().fold(f64::MIN, f64::max);
