@@ -74,8 +74,8 @@ struct Loader<'a> {
     checkpoint: &'a dyn Checkpoint,
     shape: &'a ModelShape,
     hasher: &'a mut blake3::Hasher,
-    /// Names of the tensors read so far.
-    used: HashSet<String>,
+    /// What has been read so far.
+    read: HashSet<TensorRole>,
 }
 
 impl Loader<'_> {
@@ -89,16 +89,9 @@ impl Loader<'_> {
             );
             return Err(ModelError::file(self.checkpoint.path(), problem, "fetch the model again"));
         }
-        let head_dim = self.shape.attention.head_dim;
-        tensor.order = match role {
-            TensorRole::Layer(_, Part::Query) if self.shape.attention.gated => {
-                RowOrder::GatedHeads { head_dim }
-            }
-            TensorRole::Layer(_, Part::Query | Part::Key) => self.checkpoint.head_order(head_dim),
-            _ => RowOrder::Halves,
-        };
+        tensor.order = self.checkpoint.order(role, self.shape);
         tensor.hash_into(self.hasher);
-        self.used.insert(tensor.name.clone());
+        self.read.insert(role);
         Ok(Some(tensor))
     }
 
@@ -234,24 +227,11 @@ impl Loader<'_> {
 
     /// A tensor without a place in the architecture means that another architecture is meant.
     fn refuse_strangers(&self) -> Result<(), ModelError> {
-        let tied_copy = self.checkpoint.name_of(TensorRole::Output);
-        let stranger = self.checkpoint.listing().into_iter().find(|tensor| {
-            let derived =
-                tensor.name.ends_with("rotary_emb.inv_freq") || Some(&tensor.name) == tied_copy.as_ref();
-            !derived && !self.used.contains(&tensor.name)
-        });
-        match stranger {
-            None => Ok(()),
-            Some(tensor) => {
-                let problem = format!(
-                    "tensor `{}` has no place in the `{}` architecture",
-                    tensor.name,
-                    self.shape.architecture.name()
-                );
-                let remedy = "use a model without it; leaving it out would silently compute something else";
-                Err(ModelError::file(self.checkpoint.path(), problem, remedy))
-            }
-        }
+        let Some(name) = self.checkpoint.stranger(&self.read) else { return Ok(()) };
+        let architecture = self.shape.architecture.name();
+        let problem = format!("tensor `{name}` has no place in the `{architecture}` architecture");
+        let remedy = "use a model without it; leaving it out would silently compute something else";
+        Err(ModelError::file(self.checkpoint.path(), problem, remedy))
     }
 
     fn refused(&self, source: DeviceError) -> ModelError {
@@ -269,7 +249,7 @@ impl<D: Device> Decoder<D> {
         hasher: &mut blake3::Hasher,
     ) -> Result<Decoder<D>, ModelError> {
         hasher.update(format!("{shape:?}\n").as_bytes());
-        let mut loader = Loader { checkpoint, shape: &shape, hasher, used: HashSet::new() };
+        let mut loader = Loader { checkpoint, shape: &shape, hasher, read: HashSet::new() };
         let table = loader.need(TensorRole::Embedding)?;
         let table = device.load_table(table.source()).map_err(|e| loader.refused(e))?;
         let mut layers = Vec::new();

@@ -39,16 +39,24 @@ impl ModelFile {
 
     /// The bytes of `range`, which must lie within the file: the allocation is bounded by the file's length.
     pub(super) fn read(&self, range: Range<u64>) -> Result<Vec<u8>, ModelError> {
+        let mut bytes = Vec::new();
+        self.read_into(range, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Appends the bytes of `range` to `out`.
+    pub(super) fn read_into(&self, range: Range<u64>, out: &mut Vec<u8>) -> Result<(), ModelError> {
         if range.start > range.end || range.end > self.len {
             let problem = format!("bytes {}..{} lie outside its {} bytes", range.start, range.end, self.len);
             return Err(ModelError::file(&self.path, problem, "the file is truncated; fetch it again"));
         }
-        let len = range.end - range.start;
-        let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
-        match self.file.read_exact_at(&mut bytes, range.start) {
-            Ok(()) => Ok(bytes),
-            Err(error) => Err(ModelError::unreadable(&self.path, &error)),
-        }
+        let start = out.len();
+        let len = usize::try_from(range.end - range.start).unwrap_or(0);
+        out.reserve_exact(len);
+        out.resize(start + len, 0);
+        self.file
+            .read_exact_at(&mut out[start..], range.start)
+            .map_err(|error| ModelError::unreadable(&self.path, &error))
     }
 }
 

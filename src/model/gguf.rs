@@ -5,7 +5,7 @@
 
 mod shape;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::Path;
 
@@ -13,7 +13,8 @@ use crate::device::weights::{Float, RowOrder};
 
 use super::ModelError;
 use super::file::ModelFile;
-use super::tensor::{Checkpoint, Part, Site, Tensor, TensorData, TensorListing, TensorRole};
+use super::shape::ModelShape;
+use super::tensor::{Checkpoint, Fate, Part, Site, Tensor, TensorData, TensorListing, TensorRole};
 
 /// Bytes of metadata and tensor descriptions at most. A vocabulary of 256k tokens with its merges takes about 10 MiB.
 const MAX_HEADER: u64 = 512 << 20;
@@ -538,8 +539,18 @@ impl Checkpoint for Gguf {
         Some(format!("blk.{layer}.{part}.weight"))
     }
 
-    fn head_order(&self, head_dim: usize) -> RowOrder {
-        RowOrder::Pairs { head_dim }
+    fn order(&self, role: TensorRole, shape: &ModelShape) -> RowOrder {
+        match role {
+            TensorRole::Layer(_, Part::Query | Part::Key) => {
+                RowOrder::Pairs { head_dim: shape.attention.head_dim }
+            }
+            _ => RowOrder::Halves,
+        }
+    }
+
+    fn stranger(&self, read: &HashSet<TensorRole>) -> Option<String> {
+        let taken: HashSet<String> = read.iter().filter_map(|role| self.name_of(*role)).collect();
+        self.tensors.iter().map(|tensor| &tensor.name).find(|name| !taken.contains(*name)).cloned()
     }
 
     fn path(&self) -> &Path {
@@ -552,6 +563,7 @@ impl Checkpoint for Gguf {
             kind: kind_name(t.kind),
             elements: t.elements().unwrap_or(0),
             bytes: t.bytes(),
+            fate: Fate::Used,
         };
         self.tensors.iter().map(listing).collect()
     }

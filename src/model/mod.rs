@@ -31,10 +31,10 @@ pub use gguf::{Gguf, Strings};
 pub use inspect::{ModelSummary, TensorTypeSummary, inspect};
 pub use resident::Resident;
 pub use shape::{Architecture, AttentionSizes, LayerKind, MlpKind, ModelShape};
-pub use tensor::{Checkpoint, Part, Site, Tensor, TensorData, TensorListing, TensorRole};
+pub use tensor::{Checkpoint, Fate, Part, Site, Tensor, TensorData, TensorListing, TensorRole};
 
-/// Values of `general.architecture` (GGUF) and `model_type` (folders) that can be loaded.
-pub const ARCHITECTURES: &[&str] = &["llama"];
+/// Values of `general.architecture` of a GGUF file that can be loaded. Folders can have any [`Architecture`].
+const GGUF_ARCHITECTURES: &[&str] = &["llama"];
 
 /// Why a model could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -124,7 +124,7 @@ impl Source {
         }
         let gguf = Gguf::open(path)?;
         let architecture = gguf.text("general.architecture")?.unwrap_or_default();
-        check_architecture(path, "general.architecture", architecture)?;
+        check_architecture(path, architecture)?;
         Ok(Source::Gguf(Box::new(gguf)))
     }
 
@@ -138,7 +138,7 @@ impl Source {
     fn shape(&self) -> Result<ModelShape, ModelError> {
         match self {
             Source::Gguf(gguf) => gguf.shape(),
-            Source::Folder(folder) => folder.shape(),
+            Source::Folder(folder) => Ok(folder.shape().clone()),
         }
     }
 
@@ -161,14 +161,15 @@ impl Source {
     }
 }
 
-fn check_architecture(path: &Path, field: &str, found: &str) -> Result<(), ModelError> {
-    if ARCHITECTURES.contains(&found) {
+fn check_architecture(path: &Path, found: &str) -> Result<(), ModelError> {
+    if GGUF_ARCHITECTURES.contains(&found) {
         return Ok(());
     }
     let problem = if found.is_empty() {
-        format!("`{field}` is missing")
+        "`general.architecture` is missing".to_owned()
     } else {
-        format!("`{field}` is `{found}`, an unknown architecture")
+        format!("`general.architecture` is `{found}`, an unknown architecture")
     };
-    Err(ModelError::file(path, problem, format!("use a model of one of: {}", ARCHITECTURES.join(", "))))
+    let known = GGUF_ARCHITECTURES.join(", ");
+    Err(ModelError::file(path, problem, format!("use a GGUF file of one of: {known}")))
 }

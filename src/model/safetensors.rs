@@ -1,6 +1,7 @@
 //! safetensors: one file, or several with an index.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::{Bound, Range};
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
@@ -45,6 +46,21 @@ impl Place {
     /// Bytes in the file.
     pub(super) fn bytes(&self) -> u64 {
         self.end - self.start
+    }
+
+    /// Where it begins, from the start of its shard's data.
+    pub(super) fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// The number of its shard.
+    pub(super) fn shard(&self) -> usize {
+        self.shard
+    }
+
+    /// Whether it holds words of packed weights.
+    pub(super) fn is_packed(&self) -> bool {
+        self.dtype == Dtype::U32
     }
 
     /// Numbers it holds.
@@ -146,8 +162,30 @@ impl Shards {
         self.tensors.iter().map(|(name, place)| (name.as_str(), place))
     }
 
-    pub(super) fn read(&self, place: &Place) -> Result<Vec<u8>, ModelError> {
-        let shard = &self.files[place.shard];
-        shard.file.read(shard.data + place.start..shard.data + place.end)
+    /// Whether the name of a tensor begins with `prefix`.
+    pub(super) fn has_under(&self, prefix: &str) -> bool {
+        let from = self.tensors.range::<str, _>((Bound::Included(prefix), Bound::Unbounded)).next();
+        from.is_some_and(|(name, _)| name.starts_with(prefix))
+    }
+
+    /// The file a tensor is in.
+    pub(super) fn file_of(&self, place: &Place) -> &Path {
+        self.path_of(place.shard)
+    }
+
+    /// The file with the number `shard`.
+    pub(super) fn path_of(&self, shard: usize) -> &Path {
+        self.files[shard].file.path()
+    }
+
+    /// Appends the bytes `range` of the data of `shard` to `out`.
+    pub(super) fn read_into(
+        &self,
+        shard: usize,
+        range: Range<u64>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), ModelError> {
+        let Shard { file, data } = &self.files[shard];
+        file.read_into(data + range.start..data + range.end, out)
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::device::ops::{AttentionShape, DeltaShape, ExpertShape, KvShape, MAX_TAPS, Rotary, StateShape};
 
-use super::tensor::{Part, TensorRole};
+use super::tensor::{Part, Site, TensorRole};
 
 /// Layers at most. Formats check it before they make the list of them.
 pub(super) const MAX_LAYERS: usize = 4096;
@@ -190,6 +190,70 @@ impl ModelShape {
             return Err(format!("the norm epsilon of {} is not between 0 and 1", self.norm_eps));
         }
         Ok(self)
+    }
+
+    /// The same with a multi-token-prediction head of `layers` layers, checked.
+    pub(super) fn with_prediction(&self, layers: usize) -> Result<ModelShape, String> {
+        ModelShape { prediction_layers: layers, ..self.clone() }.checked()
+    }
+
+    /// The role of every tensor a model of this shape has. [`TensorRole::Output`] is among them, though the embedding may serve for it.
+    pub fn roles(&self) -> impl Iterator<Item = TensorRole> {
+        let AttentionSizes { head_norms, .. } = self.attention;
+        let experts = matches!(self.mlp, MlpKind::Experts { .. });
+        let layer = move |site: Site, kind: LayerKind| {
+            let inner: &[Part] = match kind {
+                LayerKind::Attention => &[Part::Query, Part::Key, Part::Value, Part::AttentionOutput],
+                LayerKind::Recurrent => &[
+                    Part::DeltaQkv,
+                    Part::DeltaGate,
+                    Part::DeltaBeta,
+                    Part::DeltaDecay,
+                    Part::DeltaConvolution,
+                    Part::DeltaDecayRate,
+                    Part::DeltaDecayBias,
+                    Part::DeltaNorm,
+                    Part::DeltaOutput,
+                ],
+            };
+            let norms: &[Part] = match kind {
+                LayerKind::Attention if head_norms => &[Part::QueryNorm, Part::KeyNorm],
+                _ => &[],
+            };
+            let mlp: &[Part] = match experts {
+                false => &[Part::Gate, Part::Up, Part::Down],
+                true => &[
+                    Part::Router,
+                    Part::ExpertGates,
+                    Part::ExpertUps,
+                    Part::ExpertDowns,
+                    Part::SharedRouter,
+                    Part::SharedGate,
+                    Part::SharedUp,
+                    Part::SharedDown,
+                ],
+            };
+            let outer = &[Part::InputNorm, Part::MlpNorm];
+            let parts = outer.iter().chain(inner).chain(norms).chain(mlp);
+            parts.map(move |part| TensorRole::Layer(site, *part))
+        };
+        let main = self.layers.iter().enumerate().flat_map(move |(n, kind)| layer(Site::Main(n), *kind));
+        let prediction =
+            (0..self.prediction_layers).flat_map(move |n| layer(Site::Prediction(n), LayerKind::Attention));
+        let head: &[TensorRole] = match self.prediction_layers {
+            0 => &[],
+            _ => &[
+                TensorRole::PredictionInput,
+                TensorRole::PredictionTokenNorm,
+                TensorRole::PredictionHiddenNorm,
+                TensorRole::PredictionOutputNorm,
+            ],
+        };
+        [TensorRole::Embedding, TensorRole::OutputNorm, TensorRole::Output]
+            .into_iter()
+            .chain(main)
+            .chain(head.iter().copied())
+            .chain(prediction)
     }
 
     /// Layers of a kind.

@@ -1,8 +1,11 @@
 //! Tensors as files carry them, and the names architectures ask for them by.
 
+use std::collections::HashSet;
+
 use crate::device::weights::{Encoding, Float, RowOrder, WeightSource};
 
 use super::ModelError;
+use super::shape::ModelShape;
 
 /// A tensor by its part in a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -23,6 +26,40 @@ pub enum TensorRole {
     PredictionHiddenNorm,
     /// Its norm before the output projection.
     PredictionOutputNorm,
+}
+
+impl TensorRole {
+    /// Whether it belongs to the multi-token-prediction head.
+    pub fn is_prediction(self) -> bool {
+        match self {
+            TensorRole::Embedding | TensorRole::OutputNorm | TensorRole::Output => false,
+            TensorRole::Layer(site, _) => matches!(site, Site::Prediction(_)),
+            TensorRole::PredictionInput
+            | TensorRole::PredictionTokenNorm
+            | TensorRole::PredictionHiddenNorm
+            | TensorRole::PredictionOutputNorm => true,
+        }
+    }
+
+    /// Whether it is a norm of the hidden state or of a query or key head. The norm of a recurrent layer's value heads is another kind.
+    pub(super) fn is_plain_norm(self) -> bool {
+        match self {
+            TensorRole::OutputNorm
+            | TensorRole::PredictionTokenNorm
+            | TensorRole::PredictionHiddenNorm
+            | TensorRole::PredictionOutputNorm => true,
+            TensorRole::Layer(_, part) => {
+                matches!(part, Part::InputNorm | Part::MlpNorm | Part::QueryNorm | Part::KeyNorm)
+            }
+            TensorRole::Embedding | TensorRole::Output | TensorRole::PredictionInput => false,
+        }
+    }
+
+    /// Whether it is a vector.
+    pub(super) fn is_vector(self) -> bool {
+        let recurrent = [Part::DeltaDecayRate, Part::DeltaDecayBias, Part::DeltaNorm];
+        self.is_plain_norm() || matches!(self, TensorRole::Layer(_, part) if recurrent.contains(&part))
+    }
 }
 
 /// Which layer. Layers count from 0.
@@ -195,8 +232,12 @@ pub trait Checkpoint: Sync {
     /// The name `role` goes by here, for errors; `None` where the format has no such thing.
     fn name_of(&self, role: TensorRole) -> Option<String>;
 
-    /// How the rows of query and key heads of `head_dim` rows are ordered here.
-    fn head_order(&self, head_dim: usize) -> RowOrder;
+    /// How the rows of `role`'s tensor are ordered here, in a model of `shape`.
+    fn order(&self, role: TensorRole, shape: &ModelShape) -> RowOrder;
+
+    /// A tensor of the model itself that no role in `read` takes: to leave it out would silently compute something else. What is kept
+    /// for prediction, and what follows from other tensors, is none.
+    fn stranger(&self, read: &HashSet<TensorRole>) -> Option<String>;
 
     /// The file or folder, for errors.
     fn path(&self) -> &std::path::Path;
@@ -216,4 +257,37 @@ pub struct TensorListing {
     pub elements: u64,
     /// Bytes it takes in the file, scales and biases included; `None` for an encoding of unknown size.
     pub bytes: Option<u64>,
+    /// What becomes of it.
+    pub fate: Fate,
+}
+
+/// What becomes of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Fate {
+    /// The model computes with it.
+    Used,
+    /// It belongs to the multi-token-prediction head.
+    Prediction,
+    /// It belongs to a part that reads images.
+    Vision,
+    /// It says nothing that others do not: a copy, or a table.
+    Derived,
+    /// It belongs to something else.
+    Unknown,
+}
+
+impl Fate {
+    /// Every one.
+    pub const ALL: [Fate; 5] = [Fate::Used, Fate::Prediction, Fate::Vision, Fate::Derived, Fate::Unknown];
+
+    /// The word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fate::Used => "used",
+            Fate::Prediction => "prediction",
+            Fate::Vision => "vision",
+            Fate::Derived => "derived",
+            Fate::Unknown => "unknown",
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Real models: what llama.cpp and MLX compute is what escarp computes, by every route.
 
 mod bits;
+mod folder;
 mod hostile;
 
 use std::path::{Path, PathBuf};
@@ -20,8 +21,13 @@ fn from_environment(name: &str) -> Option<PathBuf> {
     path
 }
 
+/// The parity folder of a model.
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/parity-{name}"))
+}
+
 fn parity_folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parity-llama")
+    fixture("llama")
 }
 
 fn oracle() -> Option<Value> {

@@ -32,7 +32,7 @@ fn resident(checkpoint: &dyn Checkpoint, sizes: ModelShape, device: Cpu) -> Resi
 
 fn parity(precision: Precision, kernel: Kernel, threads: usize) -> Resident<Cpu> {
     let folder = Folder::open(&parity_folder()).unwrap();
-    resident(&folder, folder.shape().unwrap(), cpu(precision, kernel, threads))
+    resident(&folder, folder.shape().clone(), cpu(precision, kernel, threads))
 }
 
 fn pages(from: u32, tokens: usize) -> Vec<PageId> {
