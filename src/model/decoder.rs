@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::device::ops::{DeltaShape, DeltaSource, Device, ExpertShape, ExpertSource, Rows};
-use crate::device::weights::{RowOrder, WeightSource};
+use crate::device::weights::WeightSource;
 use crate::device::{DeviceError, LogitRows, Span};
 
 use super::ModelError;

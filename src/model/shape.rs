@@ -158,13 +158,13 @@ impl ModelShape {
         if self.layers.len() + self.prediction_layers > MAX_LAYERS {
             return Err(format!("{} layers are more than {MAX_LAYERS}", self.layers.len()));
         }
-        let shares = |what: &str, many: usize, few: usize| match many.is_multiple_of(few) {
+        let shares = |many: usize, what: &str, few: usize, shared: &str| match many.is_multiple_of(few) {
             true => Ok(()),
-            false => Err(format!("{many} {what} cannot share {few} evenly")),
+            false => Err(format!("{many} {what} cannot share {few} {shared} evenly")),
         };
-        shares("heads and key/value heads", heads, kv_heads)?;
+        shares(heads, "heads", kv_heads, "key/value heads")?;
         if let Some(delta) = self.delta {
-            shares("recurrent value heads and key heads", delta.value_heads, delta.key_heads)?;
+            shares(delta.value_heads, "recurrent value heads", delta.key_heads, "key heads")?;
             if delta.taps > MAX_TAPS {
                 return Err(format!("a convolution over {} tokens is longer than {MAX_TAPS}", delta.taps));
             }

@@ -1,6 +1,7 @@
 //! Real models: what llama.cpp and MLX compute is what escarp computes, by every route.
 
 mod bits;
+mod draft;
 mod folder;
 mod hostile;
 

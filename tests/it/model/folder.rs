@@ -3,8 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use escarp::model::{Architecture, Checkpoint, Folder, LayerKind, MlpKind, TensorData, TensorRole};
+use escarp::model::{Architecture, Checkpoint, Folder, LayerKind, MlpKind, TensorData, TensorRole, inspect};
+use safetensors::Dtype;
+use serde_json::json;
 
+use super::draft::{Draft, Stored};
 use super::fixture;
 
 /// What a model is made of, by role, with names left out.
@@ -59,4 +62,25 @@ fn every_tensor_of_every_parity_folder_can_be_read() {
         println!("{}: {} tensors", folder.display(), all.len());
         assert!(all.len() >= 4 * 9 + 2, "{}", folder.display());
     }
+}
+
+/// An affine layer as MLX writes it: 4 bits in groups of 32.
+#[test]
+fn affine_tensors_are_checked_against_their_scales() {
+    let mut draft = Draft::read(&fixture("llama"));
+    draft.config["quantization"] = json!({"group_size": 32, "bits": 4});
+    draft.put("model.embed_tokens.weight", Stored::zeros(Dtype::U32, &[320, 16]));
+    for side in ["scales", "biases"] {
+        draft.put(format!("model.embed_tokens.{side}"), Stored::zeros(Dtype::BF16, &[320, 4]));
+    }
+    let folder = draft.write();
+    let tensor = Folder::open(folder.path()).unwrap().tensor(TensorRole::Embedding).unwrap().unwrap();
+    assert_eq!((tensor.rows, tensor.cols), (320, 128));
+    assert!(matches!(tensor.data, TensorData::Affine { bits: 4, group: 32, .. }));
+    let summary = inspect(folder.path()).unwrap();
+    assert_eq!(summary.tensor_types[1].kind, "affine4");
+    assert_eq!(summary.tensor_types[1].elements, 320 * 128);
+    draft.put("model.embed_tokens.scales", Stored::zeros(Dtype::BF16, &[320, 3]));
+    let error = Folder::open(draft.write().path()).unwrap_err().to_string();
+    assert!(error.contains("`model.embed_tokens.weight`") && error.contains("groups of 32"), "{error}");
 }

@@ -1,0 +1,112 @@
+//! Model folders in memory, to be changed and written again.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde_json::{Value, json};
+
+/// A tensor: type, shape, bytes.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Stored {
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<usize>,
+    pub(super) data: Vec<u8>,
+}
+
+impl Stored {
+    pub(super) fn f32(shape: &[usize], numbers: &[f32]) -> Stored {
+        assert_eq!(shape.iter().product::<usize>(), numbers.len());
+        let data = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+        Stored { dtype: Dtype::F32, shape: shape.to_vec(), data }
+    }
+
+    pub(super) fn zeros(dtype: Dtype, shape: &[usize]) -> Stored {
+        let bytes = shape.iter().product::<usize>() * dtype.bitsize() / 8;
+        Stored { dtype, shape: shape.to_vec(), data: vec![0; bytes] }
+    }
+
+    pub(super) fn numbers(&self) -> Vec<f32> {
+        assert_eq!(self.dtype, Dtype::F32);
+        self.data.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    }
+
+    fn view(&self) -> TensorView<'_> {
+        TensorView::new(self.dtype, self.shape.clone(), &self.data).unwrap()
+    }
+}
+
+/// A folder's configuration and tensors.
+#[derive(Debug, Clone)]
+pub(super) struct Draft {
+    pub(super) config: Value,
+    pub(super) tensors: BTreeMap<String, Stored>,
+}
+
+impl Draft {
+    pub(super) fn read(folder: &Path) -> Draft {
+        let config = serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
+        let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
+        let read = SafeTensors::deserialize(&bytes).unwrap();
+        let stored = |view: &TensorView<'_>| Stored {
+            dtype: view.dtype(),
+            shape: view.shape().to_vec(),
+            data: view.data().to_vec(),
+        };
+        let tensors = read.iter().map(|(name, view)| (name.to_owned(), stored(&view))).collect();
+        Draft { config, tensors }
+    }
+
+    /// The part of the configuration that describes the text model.
+    pub(super) fn text(&mut self) -> &mut serde_json::Map<String, Value> {
+        let inner = self.config.get("text_config").is_some();
+        let text = if inner { &mut self.config["text_config"] } else { &mut self.config };
+        text.as_object_mut().unwrap()
+    }
+
+    pub(super) fn rename(&mut self, new: impl Fn(&str) -> String) {
+        self.tensors =
+            std::mem::take(&mut self.tensors).into_iter().map(|(name, t)| (new(&name), t)).collect();
+    }
+
+    pub(super) fn take(&mut self, name: &str) -> Stored {
+        self.tensors.remove(name).unwrap_or_else(|| panic!("no tensor {name}"))
+    }
+
+    pub(super) fn put(&mut self, name: impl Into<String>, tensor: Stored) {
+        self.tensors.insert(name.into(), tensor);
+    }
+
+    /// Writes one file.
+    pub(super) fn write(&self) -> tempfile::TempDir {
+        let folder = self.write_config();
+        write_tensors(&folder.path().join("model.safetensors"), self.tensors.iter());
+        folder
+    }
+
+    /// Writes `count` files and their index.
+    pub(super) fn write_shards(&self, count: usize) -> tempfile::TempDir {
+        let folder = self.write_config();
+        let file = |shard: usize| format!("model-{:05}-of-{count:05}.safetensors", shard + 1);
+        let mut map = serde_json::Map::new();
+        for shard in 0..count {
+            let part = self.tensors.iter().enumerate().filter(|(i, _)| i % count == shard).map(|(_, t)| t);
+            write_tensors(&folder.path().join(file(shard)), part.clone());
+            map.extend(part.map(|(name, _)| (name.clone(), json!(file(shard)))));
+        }
+        let index = json!({"metadata": {"total_size": 1}, "weight_map": map}).to_string();
+        std::fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
+        folder
+    }
+
+    fn write_config(&self) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), self.config.to_string()).unwrap();
+        folder
+    }
+}
+
+fn write_tensors<'a>(path: &Path, tensors: impl Iterator<Item = (&'a String, &'a Stored)>) {
+    let views = tensors.map(|(name, tensor)| (name, tensor.view()));
+    std::fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+}
