@@ -1,12 +1,16 @@
-//! Which block's state lives in which page.
+//! Which block's state lives in which page, and at which block's end recurrent state was captured.
 //!
 //! Least recently used first out, leaves before their parents: every use of a chain stamps it from its deepest block
 //! up, so a parent is always more recently used than its children and the oldest entry is always a leaf.
+//!
+//! Snapshots have an order of use of their own: one is used when it is stored and when a prompt starts from it, not when
+//! the chain it stands in is walked. So of a long chain the shallow ones go first and the deep ones, where the
+//! session stands, stay.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::chain::BlockHash;
-use super::pool::PageRef;
+use super::pool::{PageRef, SlotRef};
 use crate::event::{RequestId, Route, Stamp};
 
 /// Who wrote a block, when, and by which route.
@@ -20,11 +24,44 @@ pub struct Provenance {
     pub route: Route,
 }
 
+/// What a held block has of the recurrent layers' state at its end. Without recurrent layers it is a placeholder that
+/// nobody asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Endpoint {
+    /// Nothing: nobody captured it.
+    Placeholder,
+    /// All of it.
+    Snapshot(SlotRef),
+    /// Nothing any more.
+    Dropped(Dropped),
+}
+
+impl Endpoint {
+    /// The snapshot, where there is one.
+    pub fn snapshot(self) -> Option<SlotRef> {
+        match self {
+            Endpoint::Snapshot(slot) => Some(slot),
+            Endpoint::Placeholder | Endpoint::Dropped(_) => None,
+        }
+    }
+}
+
+/// When a snapshot was dropped, and for whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dropped {
+    /// When.
+    pub at: Stamp,
+    /// The request that needed its slot.
+    pub for_request: RequestId,
+}
+
 /// A block that is held.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// Its state.
+    /// Its state in attention layers.
     pub page: PageRef,
+    /// Its end's state in recurrent layers.
+    pub endpoint: Endpoint,
     /// Its tokens, so that a match is proven rather than assumed.
     pub tokens: Box<[u32]>,
     /// Where it comes from.
@@ -32,6 +69,16 @@ pub struct Entry {
     parent: Option<BlockHash>,
     children: u32,
     used: u64,
+    snapshot_used: u64,
+}
+
+/// State that left the index; its holds pass to the caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Removed {
+    /// The block's page.
+    pub page: PageRef,
+    /// Its snapshot, where it had one.
+    pub snapshot: Option<SlotRef>,
 }
 
 /// A block that is no longer held.
@@ -53,6 +100,7 @@ const REMEMBERED_EVICTIONS: usize = 16_384;
 pub struct PrefixIndex {
     entries: HashMap<BlockHash, Entry>,
     by_use: BTreeMap<u64, BlockHash>,
+    snapshots_by_use: BTreeMap<u64, BlockHash>,
     evicted: HashMap<BlockHash, Evicted>,
     eviction_order: VecDeque<BlockHash>,
     tick: u64,
@@ -95,7 +143,63 @@ impl PrefixIndex {
         self.tick += 1;
         self.by_use.insert(self.tick, hash);
         self.evicted.remove(&hash);
-        self.entries.insert(hash, Entry { page, tokens, provenance, parent, children: 0, used: self.tick });
+        let entry = Entry {
+            page,
+            endpoint: Endpoint::Placeholder,
+            tokens,
+            provenance,
+            parent,
+            children: 0,
+            used: self.tick,
+            snapshot_used: 0,
+        };
+        self.entries.insert(hash, entry);
+    }
+
+    /// Snapshots held.
+    pub fn snapshots(&self) -> usize {
+        self.snapshots_by_use.len()
+    }
+
+    /// Puts a snapshot at the end of a held block that has none, and marks it as just used. `false` where it is not needed.
+    pub fn attach_snapshot(&mut self, hash: &BlockHash, slot: SlotRef) -> bool {
+        let Some(entry) = self.entries.get_mut(hash).filter(|entry| entry.endpoint.snapshot().is_none())
+        else {
+            return false;
+        };
+        entry.endpoint = Endpoint::Snapshot(slot);
+        self.tick += 1;
+        entry.snapshot_used = self.tick;
+        self.snapshots_by_use.insert(self.tick, *hash);
+        true
+    }
+
+    /// Marks a block's snapshot as just used.
+    pub fn touch_snapshot(&mut self, hash: &BlockHash) {
+        let Some(entry) = self.entries.get_mut(hash) else { return };
+        if self.snapshots_by_use.remove(&entry.snapshot_used).is_some() {
+            self.tick += 1;
+            entry.snapshot_used = self.tick;
+            self.snapshots_by_use.insert(self.tick, *hash);
+        }
+    }
+
+    /// Drops the least recently used snapshot that is `evictable`; its block stays. Gives its slot, whose hold passes to
+    /// the caller.
+    pub fn drop_snapshot(
+        &mut self,
+        dropped: Dropped,
+        evictable: impl Fn(SlotRef) -> bool,
+    ) -> Option<SlotRef> {
+        let (used, hash, slot) = self.snapshots_by_use.iter().find_map(|(used, hash)| {
+            let slot = self.entries.get(hash)?.endpoint.snapshot()?;
+            evictable(slot).then_some((*used, *hash, slot))
+        })?;
+        self.snapshots_by_use.remove(&used);
+        if let Some(entry) = self.entries.get_mut(&hash) {
+            entry.endpoint = Endpoint::Dropped(dropped);
+        }
+        Some(slot)
     }
 
     /// Marks a chain, first block first, as just used.
@@ -109,23 +213,27 @@ impl PrefixIndex {
         }
     }
 
-    /// Removes the least recently used leaf whose page is `evictable` and gives its page, whose hold passes to the caller.
+    /// Removes the least recently used leaf whose page is `evictable`, and its snapshot with it.
     pub fn evict(
         &mut self,
         now: Stamp,
         for_request: Option<RequestId>,
         evictable: impl Fn(PageRef) -> bool,
-    ) -> Option<PageRef> {
+    ) -> Option<Removed> {
         let hash = *self.by_use.values().find(|hash| {
             self.entries.get(hash).is_some_and(|entry| entry.children == 0 && evictable(entry.page))
         })?;
         let entry = self.entries.remove(&hash)?;
         self.by_use.remove(&entry.used);
+        let snapshot = entry.endpoint.snapshot();
+        if snapshot.is_some() {
+            self.snapshots_by_use.remove(&entry.snapshot_used);
+        }
         if let Some(parent) = entry.parent.and_then(|parent| self.entries.get_mut(&parent)) {
             parent.children -= 1;
         }
         self.remember(hash, Evicted { at: now, for_request, provenance: entry.provenance });
-        Some(entry.page)
+        Some(Removed { page: entry.page, snapshot })
     }
 
     fn remember(&mut self, hash: BlockHash, evicted: Evicted) {

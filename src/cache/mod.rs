@@ -1,49 +1,83 @@
 //! The prefix cache: what earlier requests left behind, and what a new prompt can take from it.
 //!
 //! A prompt is split into whole blocks. [`chain`] names each block by a hash over its tokens and everything before
-//! it; [`pool`] counts who holds a page of state; [`index`] remembers which block's state lives in which page, who
-//! wrote it, and what was evicted; [`restore`] turns a lookup into the counts and the named losses a reader sees.
-//! [`Cache`] ties the first three together and is the only owner of pages.
+//! it; [`pool`] counts who holds a page or a slot of state, and [`budget`] says how many of each there may be; [`index`]
+//! remembers which block's state lives in which page, who wrote it, and what was evicted; [`restore`] turns a lookup into
+//! the counts and the named losses a reader sees. [`Cache`] ties them together and is the only owner of pages and slots.
 //!
-//! Pages are immutable once they are indexed, so restoring is sharing: no state is copied.
+//! Attention layers are sliceable: their state at any block's end is in the pages up to it. Recurrent layers are not: their
+//! state at a block's end exists only where it was captured ([`boundary`] says where that is), as a snapshot in a slot.
+//!
+//! Pages and snapshots are immutable once they are indexed, so restoring is sharing: no state is copied.
 
+pub mod boundary;
+pub mod budget;
 pub mod chain;
 pub mod index;
 pub mod pool;
 pub mod restore;
 
+use crate::device::{PageId, SlotId};
 use crate::event::{RequestId, Route, Stamp};
+use budget::Budget;
 use chain::{BlockHash, Identity};
-use index::{Evicted, PrefixIndex, Provenance};
-use pool::{PagePool, PageRef};
+use index::{Dropped, Endpoint, Evicted, PrefixIndex, Provenance};
+use pool::{PageRef, Pool, SlotRef};
 
-/// No page is free, and none can be freed: running requests hold them all.
+/// Running requests hold all the state there may be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("all {limit} blocks that `cache.ram_bytes` allows are in use by running requests; raise it")]
-pub struct CacheFull {
-    /// Blocks the bound allows.
-    pub limit: usize,
+pub enum CacheFull {
+    /// No page is free, and none can be freed.
+    #[error("all {limit} blocks that `cache.ram_bytes` allows are in use by running requests; raise it")]
+    Pages {
+        /// Blocks the bound allows.
+        limit: usize,
+    },
+    /// Every slot set aside for running sequences is in use.
+    #[error(
+        "`cache.ram_bytes` has room for the recurrent state of {limit} sequences, {slot_bytes} bytes each, and they \
+         are in use by running requests; raise it"
+    )]
+    LiveSlots {
+        /// Sequences the bound allows.
+        limit: usize,
+        /// Bytes of a sequence's recurrent state.
+        slot_bytes: u64,
+    },
 }
 
-/// A page was reused while somebody still held a reference to its earlier contents.
+/// A page or slot was reused while somebody still held a reference to its earlier contents.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("page {page} holds generation {found}, expected {expected}: its state belongs to somebody else")]
-pub struct StalePage {
-    /// The page's index.
-    pub page: u32,
+#[error("{kind} {index} holds generation {found}, expected {expected}: its state belongs to somebody else")]
+pub struct StaleState {
+    /// `page` or `slot`.
+    pub kind: &'static str,
+    /// Its index.
+    pub index: u32,
     /// The generation the reference carries.
     pub expected: u32,
-    /// The generation the page has.
+    /// The generation it has.
     pub found: u32,
 }
 
 /// Blocks of a prompt found in the cache, in order from the first.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Found {
     /// The page of each block.
     pub pages: Vec<PageRef>,
+    /// What each block has of the recurrent state at its end.
+    pub endpoints: Vec<Endpoint>,
     /// Who wrote each block.
     pub provenance: Vec<Provenance>,
+}
+
+/// Recurrent state at the end of a sequence's block, held by the sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Captured {
+    /// Blocks before it.
+    pub blocks: usize,
+    /// Where it is.
+    pub slot: SlotRef,
 }
 
 /// What a store did.
@@ -51,28 +85,39 @@ pub struct Found {
 pub struct StoreOutcome {
     /// Blocks that were not held before.
     pub new_blocks: usize,
+    /// Snapshots that were not held before.
+    pub new_snapshots: usize,
 }
 
-/// Pages, their holders, and the index over them.
+/// Pages and slots, their holders, and the index over them.
 #[derive(Debug)]
 pub struct Cache {
     root: BlockHash,
     block_tokens: usize,
-    pool: PagePool,
+    budget: Budget,
+    pages: Pool<PageId>,
+    slots: Pool<SlotId>,
+    /// Slots in use as live state of running sequences; all others in use hold snapshots.
+    live_slots: usize,
     index: PrefixIndex,
     evictions: u64,
+    dropped_snapshots: u64,
 }
 
 impl Cache {
-    /// An empty cache of at most `pages` pages of `block_tokens` tokens.
-    pub fn new(identity: &Identity, block_tokens: usize, pages: usize) -> Cache {
+    /// An empty cache of blocks of `block_tokens` tokens.
+    pub fn new(identity: &Identity, block_tokens: usize, budget: Budget) -> Cache {
         assert!(block_tokens > 0, "a block holds at least one token");
         Cache {
             root: identity.root(),
             block_tokens,
-            pool: PagePool::new(pages),
+            budget,
+            pages: Pool::default(),
+            slots: Pool::default(),
+            live_slots: 0,
             index: PrefixIndex::default(),
             evictions: 0,
+            dropped_snapshots: 0,
         }
     }
 
@@ -81,14 +126,14 @@ impl Cache {
         self.block_tokens
     }
 
-    /// Pages the bound allows.
-    pub fn limit(&self) -> usize {
-        self.pool.limit()
+    /// Whether a block's end needs a snapshot to be restored from.
+    pub fn is_recurrent(&self) -> bool {
+        self.budget.is_recurrent()
     }
 
-    /// Highest page index ever handed out, plus one: what the device must have reserved.
-    pub fn high_water(&self) -> usize {
-        self.pool.high_water()
+    /// Pages and slots ever handed out: what the device must have reserved.
+    pub fn high_water(&self) -> (usize, usize) {
+        (self.pages.high_water(), self.slots.high_water())
     }
 
     /// Blocks in the index.
@@ -96,14 +141,39 @@ impl Cache {
         self.index.len()
     }
 
+    /// Snapshots in the index.
+    pub fn cached_snapshots(&self) -> usize {
+        self.index.snapshots()
+    }
+
     /// Pages in use, cached or live.
     pub fn used_pages(&self) -> usize {
-        self.pool.used()
+        self.pages.used()
+    }
+
+    /// Slots in use, of snapshots or live.
+    pub fn used_slots(&self) -> usize {
+        self.slots.used()
+    }
+
+    /// Bytes of all pages and slots in use.
+    pub fn used_bytes(&self) -> u64 {
+        self.used_pages() as u64 * self.budget.page_bytes + self.used_slots() as u64 * self.budget.slot_bytes
+    }
+
+    /// What all of it is bound by.
+    pub fn budget(&self) -> Budget {
+        self.budget
     }
 
     /// Blocks evicted since the start.
     pub fn evictions(&self) -> u64 {
         self.evictions
+    }
+
+    /// Snapshots dropped since the start, their blocks staying or not.
+    pub fn dropped_snapshots(&self) -> u64 {
+        self.dropped_snapshots
     }
 
     /// The chain hash of every whole block of `tokens`.
@@ -114,12 +184,13 @@ impl Cache {
     /// Looks `tokens` up from the first block on and marks what is found as just used. The pages stay the cache's;
     /// [`Cache::hold`] what is to be used.
     pub fn find(&mut self, tokens: &[u32]) -> Found {
-        let mut found = Found { pages: Vec::new(), provenance: Vec::new() };
+        let mut found = Found::default();
         let mut held = Vec::new();
         for (hash, block) in self.hashes(tokens).into_iter().zip(tokens.chunks_exact(self.block_tokens)) {
             // Equal hashes are not taken for equal tokens: a restored block must be the prompt's own.
             let Some(entry) = self.index.get(&hash).filter(|entry| entry.tokens[..] == *block) else { break };
             found.pages.push(entry.page);
+            found.endpoints.push(entry.endpoint);
             found.provenance.push(entry.provenance);
             held.push(hash);
         }
@@ -140,40 +211,113 @@ impl Cache {
     /// Adds a holder to each page.
     pub fn hold(&mut self, pages: &[PageRef]) {
         for page in pages {
-            self.pool.hold(*page);
+            self.pages.hold(*page);
         }
     }
 
     /// Removes a holder from each page; pages without holders become free.
     pub fn release(&mut self, pages: &[PageRef]) {
         for page in pages {
-            self.pool.release(*page);
+            self.pages.release(*page);
         }
     }
 
+    /// Adds a holder to a snapshot of the block named `hash` and marks it as just used.
+    pub fn hold_snapshot(&mut self, hash: &BlockHash, slot: SlotRef) {
+        self.slots.hold(slot);
+        self.index.touch_snapshot(hash);
+    }
+
+    /// Removes a holder from a snapshot.
+    pub fn release_snapshot(&mut self, slot: SlotRef) {
+        self.slots.release(slot);
+    }
+
     /// Fails when a page no longer holds what it held when the reference was made.
-    pub fn check(&self, page: PageRef) -> Result<(), StalePage> {
-        self.pool.check(page)
+    pub fn check(&self, page: PageRef) -> Result<(), StaleState> {
+        self.pages.check(page)
+    }
+
+    /// Fails when a slot no longer holds what it held when the reference was made.
+    pub fn check_slot(&self, slot: SlotRef) -> Result<(), StaleState> {
+        self.slots.check(slot)
     }
 
     /// A free page with one holder, evicting the least recently used blocks as needed on behalf of `request`.
     pub fn allocate(&mut self, request: RequestId, now: Stamp) -> Result<PageRef, CacheFull> {
         loop {
-            if let Some(page) = self.pool.allocate() {
+            if let Some(page) = self.pages.reuse() {
+                return Ok(page);
+            }
+            let slots = self.committed_slots(self.snapshots_in_use());
+            if self.budget.allows(self.pages.high_water() + 1, slots)
+                && let Some(page) = self.pages.grow()
+            {
                 return Ok(page);
             }
             if !self.evict_one(Some(request), now) {
-                return Err(CacheFull { limit: self.pool.limit() });
+                return Err(CacheFull::Pages { limit: self.budget.most_pages(slots) });
             }
         }
     }
 
-    /// Puts the whole blocks of `tokens` into the index; `pages[i]` holds the state of block `i`. Blocks already held
-    /// keep their page and their provenance.
+    /// The slot in which a sequence's recurrent state lives. Give it back with [`Cache::release_live_slot`].
+    pub fn allocate_live_slot(&mut self) -> Result<SlotRef, CacheFull> {
+        let limit = self.budget.live_slots();
+        let slot = match self.live_slots < limit {
+            true => self.slots.reuse().or_else(|| self.slots.grow()),
+            false => None,
+        };
+        self.live_slots += usize::from(slot.is_some());
+        slot.ok_or(CacheFull::LiveSlots { limit, slot_bytes: self.budget.slot_bytes })
+    }
+
+    /// Whether [`Cache::allocate_live_slot`] would give one.
+    pub fn has_live_slot(&self) -> bool {
+        self.live_slots < self.budget.live_slots()
+    }
+
+    /// Gives a live slot back.
+    pub fn release_live_slot(&mut self, slot: SlotRef) {
+        self.slots.release(slot);
+        self.live_slots -= 1;
+    }
+
+    /// A slot for a snapshot, with one holder, dropping the least recently used other snapshot if need be. `None` when all
+    /// that the bound allows are in use.
+    pub fn allocate_snapshot(&mut self, request: RequestId, now: Stamp) -> Option<SlotRef> {
+        let snapshots = self.snapshots_in_use() + 1;
+        let slots = self.committed_slots(snapshots);
+        let room =
+            snapshots <= self.budget.most_snapshots() && self.budget.allows(self.pages.high_water(), slots);
+        if room {
+            return self.slots.reuse().or_else(|| self.slots.grow());
+        }
+        let pool = &self.slots;
+        let dropped = Dropped { at: now, for_request: request };
+        let slot = self.index.drop_snapshot(dropped, |slot| pool.holders(slot) == 1)?;
+        self.slots.release(slot);
+        self.dropped_snapshots += 1;
+        self.slots.reuse()
+    }
+
+    fn snapshots_in_use(&self) -> usize {
+        self.slots.used() - self.live_slots
+    }
+
+    /// Slots that memory has to be kept for, with so many snapshots in use: those ever handed out, and the live ones set
+    /// aside.
+    fn committed_slots(&self, snapshots: usize) -> usize {
+        self.slots.high_water().max(snapshots + self.budget.live_slots())
+    }
+
+    /// Puts the whole blocks of `tokens` into the index; `pages[i]` holds the state of block `i`, `captured` what was captured
+    /// at blocks' ends. Blocks already held keep their page, snapshot and provenance.
     pub fn store(
         &mut self,
         tokens: &[u32],
         pages: &[PageRef],
+        captured: &[Captured],
         request: RequestId,
         route: Route,
         now: Stamp,
@@ -183,7 +327,7 @@ impl Cache {
         let mut new_blocks = 0;
         for ((hash, block), page) in hashes.iter().zip(tokens.chunks_exact(self.block_tokens)).zip(pages) {
             if self.index.get(hash).is_none() {
-                self.pool.hold(*page);
+                self.pages.hold(*page);
                 let provenance = Provenance { written_by: request, written_at: now, route };
                 self.index.insert(*hash, parent, *page, block.into(), provenance);
                 new_blocks += 1;
@@ -191,12 +335,24 @@ impl Cache {
             parent = Some(*hash);
         }
         self.index.touch_chain(&hashes[..hashes.len().min(pages.len())]);
-        StoreOutcome { new_blocks }
+        let mut new_snapshots = 0;
+        for Captured { blocks, slot } in captured {
+            let hash = blocks.checked_sub(1).and_then(|last| hashes.get(last));
+            if hash.is_some_and(|hash| self.index.attach_snapshot(hash, *slot)) {
+                self.slots.hold(*slot);
+                new_snapshots += 1;
+            }
+        }
+        StoreOutcome { new_blocks, new_snapshots }
     }
 
-    /// Tokens of the longest prefix of `tokens` that is held, a block multiple.
-    pub fn held_prefix(&self, tokens: &[u32]) -> usize {
-        self.hashes(tokens).iter().take_while(|hash| self.holds(hash)).count() * self.block_tokens
+    /// Tokens of the longest prefix of `tokens` that can be restored, a block multiple.
+    pub fn restorable_prefix(&self, tokens: &[u32]) -> usize {
+        let held = self.hashes(tokens).into_iter().map_while(|hash| self.index.get(&hash));
+        let restorable =
+            |(_, entry): &(usize, &index::Entry)| !self.is_recurrent() || entry.endpoint.snapshot().is_some();
+        let deepest = held.enumerate().filter(restorable).last();
+        deepest.map_or(0, |(block, _)| (block + 1) * self.block_tokens)
     }
 
     /// Drops every block that no running request uses. Gives how many.
@@ -205,16 +361,27 @@ impl Cache {
     }
 
     fn evict_one(&mut self, request: Option<RequestId>, now: Stamp) -> bool {
-        let pool = &self.pool;
-        let Some(page) = self.index.evict(now, request, |page| pool.holders(page) == 1) else { return false };
-        self.pool.release(page);
+        let pool = &self.pages;
+        let Some(removed) = self.index.evict(now, request, |page| pool.holders(page) == 1) else {
+            return false;
+        };
+        self.pages.release(removed.page);
+        if let Some(slot) = removed.snapshot {
+            self.slots.release(slot);
+            self.dropped_snapshots += 1;
+        }
         self.evictions += 1;
         true
     }
 
     #[cfg(test)]
     pub(crate) fn corrupt_generation(&mut self, page: PageRef) {
-        self.pool.bump_generation(page);
+        self.pages.bump_generation(page);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn corrupt_slot_generation(&mut self, slot: SlotRef) {
+        self.slots.bump_generation(slot);
     }
 }
 

@@ -1,112 +1,160 @@
-//! Pages and their holders.
+//! Places of state and their holders.
 //!
-//! A page has a generation that rises whenever it is freed. A reference carries the generation it was made for, so a
-//! reference that outlived its page is noticed before anything is read through it.
+//! A place is a page or a slot of the device. It has a generation that rises whenever it is freed. A reference carries the
+//! generation it was made for, so a reference that outlived its place's contents is noticed before anything is read
+//! through it.
 
-use super::StalePage;
-use crate::device::PageId;
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::marker::PhantomData;
 
-/// A page and the generation of its contents.
+use super::StaleState;
+use crate::device::{PageId, SlotId};
+
+/// An index into a device's state of one kind.
+pub trait Place: Copy + Debug + Eq + Hash {
+    /// The word for it in messages.
+    const WORD: &'static str;
+
+    /// The place number `index`.
+    fn numbered(index: u32) -> Self;
+
+    /// Its number.
+    fn number(self) -> u32;
+}
+
+impl Place for PageId {
+    const WORD: &'static str = "page";
+
+    fn numbered(index: u32) -> PageId {
+        PageId(index)
+    }
+
+    fn number(self) -> u32 {
+        self.0
+    }
+}
+
+impl Place for SlotId {
+    const WORD: &'static str = "slot";
+
+    fn numbered(index: u32) -> SlotId {
+        SlotId(index)
+    }
+
+    fn number(self) -> u32 {
+        self.0
+    }
+}
+
+/// A place and the generation of its contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct PageRef {
-    id: PageId,
+pub struct Ref<P> {
+    id: P,
     generation: u32,
 }
 
-impl PageRef {
-    /// The page, for the device. Check the reference first.
-    pub fn id(self) -> PageId {
+/// A page of a block of tokens.
+pub type PageRef = Ref<PageId>;
+
+/// A slot of recurrent state.
+pub type SlotRef = Ref<SlotId>;
+
+impl<P: Place> Ref<P> {
+    /// The place, for the device. Check the reference first.
+    pub fn id(self) -> P {
         self.id
     }
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Slot {
+struct Cell {
     generation: u32,
     holders: u32,
 }
 
-/// A bounded number of pages with their holder counts.
+/// Places with their holder counts. How many there may be is the caller's to say, by calling [`Pool::grow`] or not.
 #[derive(Debug)]
-pub struct PagePool {
-    slots: Vec<Slot>,
+pub struct Pool<P> {
+    cells: Vec<Cell>,
     free: Vec<u32>,
-    limit: usize,
+    kind: PhantomData<P>,
 }
 
-impl PagePool {
-    /// A pool of at most `limit` pages, none in use.
-    pub fn new(limit: usize) -> PagePool {
-        PagePool { slots: Vec::new(), free: Vec::new(), limit: limit.min(u32::MAX as usize) }
+impl<P> Default for Pool<P> {
+    fn default() -> Pool<P> {
+        Pool { cells: Vec::new(), free: Vec::new(), kind: PhantomData }
     }
+}
 
-    /// Pages the bound allows.
-    pub fn limit(&self) -> usize {
-        self.limit
-    }
-
-    /// Pages ever handed out.
+impl<P: Place> Pool<P> {
+    /// Places ever handed out.
     pub fn high_water(&self) -> usize {
-        self.slots.len()
+        self.cells.len()
     }
 
-    /// Pages that have a holder.
+    /// Places that have a holder.
     pub fn used(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.cells.len() - self.free.len()
     }
 
-    /// A free page, with one holder. `None` when all are in use.
-    pub fn allocate(&mut self) -> Option<PageRef> {
-        let index = match self.free.pop() {
-            Some(index) => index,
-            None if self.slots.len() < self.limit => {
-                self.slots.push(Slot::default());
-                (self.slots.len() - 1) as u32
-            }
-            None => return None,
-        };
-        let slot = &mut self.slots[index as usize];
-        slot.holders = 1;
-        Some(PageRef { id: PageId(index), generation: slot.generation })
+    /// A place that was handed out before and is free now, with one holder.
+    pub fn reuse(&mut self) -> Option<Ref<P>> {
+        let index = self.free.pop()?;
+        Some(self.first_hold(index))
+    }
+
+    /// A place that was never handed out before, with one holder. `None` when numbers run out.
+    pub fn grow(&mut self) -> Option<Ref<P>> {
+        let index = u32::try_from(self.cells.len()).ok()?;
+        self.cells.push(Cell::default());
+        Some(self.first_hold(index))
+    }
+
+    fn first_hold(&mut self, index: u32) -> Ref<P> {
+        let cell = &mut self.cells[index as usize];
+        cell.holders = 1;
+        Ref { id: P::numbered(index), generation: cell.generation }
     }
 
     /// Adds a holder.
-    pub fn hold(&mut self, page: PageRef) {
-        assert!(self.check(page).is_ok() && self.holders(page) > 0, "holding a free page");
-        self.slots[page.id.0 as usize].holders += 1;
+    pub fn hold(&mut self, place: Ref<P>) {
+        assert!(self.check(place).is_ok() && self.holders(place) > 0, "holding a free {}", P::WORD);
+        self.cells[place.id.number() as usize].holders += 1;
     }
 
-    /// Removes a holder. The last one frees the page and ends its generation.
-    pub fn release(&mut self, page: PageRef) {
-        if self.check(page).is_err() {
-            // Whoever reads through the stale reference gets the error; the page's present holders keep it.
+    /// Removes a holder. The last one frees the place and ends its generation.
+    pub fn release(&mut self, place: Ref<P>) {
+        if self.check(place).is_err() {
+            // Whoever reads through the stale reference gets the error; the place's present holders keep it.
             return;
         }
-        let slot = &mut self.slots[page.id.0 as usize];
-        assert!(slot.holders > 0, "releasing a free page");
-        slot.holders = slot.holders.saturating_sub(1);
-        if slot.holders == 0 {
-            slot.generation = slot.generation.wrapping_add(1);
-            self.free.push(page.id.0);
+        let cell = &mut self.cells[place.id.number() as usize];
+        assert!(cell.holders > 0, "releasing a free {}", P::WORD);
+        cell.holders = cell.holders.saturating_sub(1);
+        if cell.holders == 0 {
+            cell.generation = cell.generation.wrapping_add(1);
+            self.free.push(place.id.number());
         }
     }
 
-    /// Holders of a page.
-    pub fn holders(&self, page: PageRef) -> u32 {
-        self.slots.get(page.id.0 as usize).map_or(0, |slot| slot.holders)
+    /// Holders of a place.
+    pub fn holders(&self, place: Ref<P>) -> u32 {
+        self.cells.get(place.id.number() as usize).map_or(0, |cell| cell.holders)
     }
 
-    /// Fails when the page's contents are no longer those the reference was made for.
-    pub fn check(&self, page: PageRef) -> Result<(), StalePage> {
-        let found = self.slots.get(page.id.0 as usize).map_or(0, |slot| slot.generation);
-        if found == page.generation {
+    /// Fails when the place's contents are no longer those the reference was made for.
+    pub fn check(&self, place: Ref<P>) -> Result<(), StaleState> {
+        let index = place.id.number();
+        let found = self.cells.get(index as usize).map_or(0, |cell| cell.generation);
+        if found == place.generation {
             return Ok(());
         }
-        Err(StalePage { page: page.id.0, expected: page.generation, found })
+        Err(StaleState { kind: P::WORD, index, expected: place.generation, found })
     }
 
     #[cfg(test)]
-    pub(crate) fn bump_generation(&mut self, page: PageRef) {
-        self.slots[page.id.0 as usize].generation += 1;
+    pub(crate) fn bump_generation(&mut self, place: Ref<P>) {
+        self.cells[place.id.number() as usize].generation += 1;
     }
 }

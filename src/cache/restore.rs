@@ -3,7 +3,11 @@
 //! The waterfall runs prompt → common prefix with the predecessor → held by the cache → restorable → checkpoint. Each
 //! step down is a [`Loss`]; together they account for every token of the uncached suffix.
 
+use std::ops::Range;
+
 use super::chain::BlockHash;
+use super::index::Endpoint;
+use super::pool::SlotRef;
 use super::{Cache, Found};
 use crate::event::{
     BlockFact, Cause, Divergence, HistoryChange, Loss, Nanos, RequestId, Residency, Restore, Segment,
@@ -50,6 +54,9 @@ pub struct Plan {
     pub blocks: usize,
     /// What the lookup found.
     pub found: Found,
+    /// The recurrent state at the checkpoint, and the name of the block whose end it is. `None` for a checkpoint of 0, and
+    /// where the model has no recurrent layers.
+    pub snapshot: Option<(BlockHash, SlotRef)>,
     /// The facts, with [`Restore::took`] still zero.
     pub facts: Restore,
 }
@@ -61,41 +68,53 @@ pub fn plan(
     predecessor: Option<&Predecessor>,
     text: &dyn Decode,
 ) -> Plan {
-    let found = if prompt.use_cache {
-        cache.find(prompt.tokens)
-    } else {
-        Found { pages: Vec::new(), provenance: Vec::new() }
-    };
+    let found = if prompt.use_cache { cache.find(prompt.tokens) } else { Found::default() };
     let block = cache.block_tokens();
-    let matched = found.pages.len() * block;
-    // Every layer is sliceable so far, so a matched block is a restorable one.
-    let with_state = matched;
+    let hashes = cache.hashes(prompt.tokens);
     // The prompt's last token is always computed, because its logits start the reply.
-    let blocks = found.pages.len().min((prompt.tokens.len() - 1) / block);
-    let checkpoint = blocks * block;
+    let reachable = found.pages.len().min((prompt.tokens.len() - 1) / block);
+    let snapshot = walk_back(&found.endpoints[..reachable]);
+    let (blocks, with_state) = match (cache.is_recurrent(), snapshot) {
+        (false, _) => (reachable, found.pages.len()),
+        (true, Some((blocks, _))) => (blocks, blocks),
+        (true, None) => (0, 0),
+    };
 
     let common = predecessor.map(|p| common_prefix(&p.tokens, prompt.tokens));
-    let counts = Counts { common: common.unwrap_or(0), matched, checkpoint };
-    let hashes = cache.hashes(prompt.tokens);
-    let losses = losses(cache, &hashes, prompt, predecessor, counts);
+    let counts = Counts {
+        common: common.unwrap_or(0),
+        matched: found.pages.len() * block,
+        reachable: reachable * block,
+        checkpoint: blocks * block,
+    };
+    let losses = losses(cache, &hashes, prompt, predecessor, counts, &found);
     let facts = Restore {
         common_prefix_tokens: common.map(|c| c as u64),
-        matched_tokens: matched as u64,
-        matched_with_state_tokens: with_state as u64,
-        checkpoint_tokens: checkpoint as u64,
+        matched_tokens: counts.matched as u64,
+        matched_with_state_tokens: (with_state * block) as u64,
+        checkpoint_tokens: counts.checkpoint as u64,
         cause: principal_cause(&losses),
         losses,
         divergence: predecessor.and_then(|p| divergence(p, prompt, counts.common, text)),
         blocks: block_facts(cache, &hashes, &found, blocks),
         took: Nanos(0),
     };
-    Plan { blocks, found, facts }
+    let snapshot = snapshot.map(|(blocks, slot)| (hashes[blocks - 1], slot));
+    Plan { blocks, found, snapshot, facts }
 }
 
+/// The deepest block with real recurrent state: how many blocks end there, and the state.
+fn walk_back(endpoints: &[Endpoint]) -> Option<(usize, SlotRef)> {
+    endpoints.iter().enumerate().rev().find_map(|(at, endpoint)| Some((at + 1, endpoint.snapshot()?)))
+}
+
+/// Tokens at each level of the waterfall.
 #[derive(Debug, Clone, Copy)]
 struct Counts {
     common: usize,
     matched: usize,
+    /// Of those matched, the whole blocks before the prompt's last token.
+    reachable: usize,
     checkpoint: usize,
 }
 
@@ -109,6 +128,7 @@ fn losses(
     prompt: Prompt<'_>,
     predecessor: Option<&Predecessor>,
     counts: Counts,
+    found: &Found,
 ) -> Vec<Loss> {
     let total = prompt.tokens.len();
     if !prompt.use_cache {
@@ -124,14 +144,35 @@ fn losses(
         None => vec![loss(Cause::Appended, total - known, String::new())],
     };
     losses.extend(not_held(cache, hashes, predecessor, counts.matched, known));
-    let computed_again = counts.matched - counts.checkpoint;
     losses.push(loss(
         Cause::LastTokenComputed,
-        computed_again,
-        format!("the last of {} held blocks is computed again", counts.matched / cache.block_tokens()),
+        counts.matched - counts.reachable,
+        format!("the last of {} held blocks is computed again", found.pages.len()),
     ));
+    let block = cache.block_tokens();
+    let placeholders = counts.checkpoint / block..counts.reachable / block;
+    let detail = if placeholders.is_empty() { String::new() } else { without_snapshot(found, placeholders) };
+    losses.push(loss(Cause::NoSnapshot, counts.reachable - counts.checkpoint, detail));
     losses.retain(|loss| loss.tokens > 0);
     losses
+}
+
+/// Which block had the last snapshot, and what became of the deepest block's. `placeholders` is not empty.
+fn without_snapshot(found: &Found, placeholders: Range<usize>) -> String {
+    let deepest = placeholders.end - 1;
+    let writer = found.provenance[deepest].written_by.0;
+    let fate = match found.endpoints[deepest] {
+        Endpoint::Dropped(dropped) => {
+            let (at, request) = (dropped.at.seconds(), dropped.for_request.0);
+            format!("lost its snapshot at {at:.1} s to make room for request {request}")
+        }
+        _ => "was stored without one".to_owned(),
+    };
+    let last = match placeholders.start.checked_sub(1) {
+        Some(last) => format!("block {last} has the last snapshot"),
+        None => "no block before it has a snapshot".to_owned(),
+    };
+    format!("{last}; block {deepest}, written by request {writer}, {fate}")
 }
 
 fn loss(cause: Cause, tokens: usize, detail: String) -> Loss {
@@ -260,8 +301,11 @@ fn block_facts(cache: &Cache, hashes: &[BlockHash], found: &Found, restored: usi
     let describe = |(index, hash): (usize, &BlockHash)| {
         let held = found.provenance.get(index).copied();
         let evicted = cache.evicted(hash);
+        let snapshot = found.endpoints.get(index).map(|endpoint| endpoint.snapshot().is_some());
+        let snapshot = snapshot.filter(|_| cache.is_recurrent());
         let residency = match held {
             Some(_) if index < restored => Residency::Ram,
+            Some(_) if snapshot == Some(false) => Residency::Placeholder,
             Some(_) => Residency::Held,
             None if evicted.is_some() => Residency::Evicted,
             None => Residency::Missing,
@@ -270,6 +314,7 @@ fn block_facts(cache: &Cache, hashes: &[BlockHash], found: &Found, restored: usi
         BlockFact {
             index: index as u32,
             residency,
+            snapshot,
             written_by: provenance.map(|p| p.written_by),
             written_at: provenance.map(|p| p.written_at),
             route: provenance.map(|p| p.route),

@@ -4,16 +4,20 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 
+use super::budget::Budget;
 use super::chain::Identity;
 use super::pool::PageRef;
 use super::*;
 
 const BLOCK: usize = 4;
 
+fn identity() -> Identity {
+    Identity { model: [0; 32], text: [0; 32], precision: "int8", family: "test", block_tokens: BLOCK }
+}
+
 fn cache(pages: usize) -> Cache {
-    let identity =
-        Identity { model: [0; 32], text: [0; 32], precision: "int8", family: "test", block_tokens: BLOCK };
-    Cache::new(&identity, BLOCK, pages)
+    let budget = Budget { limit_bytes: pages as u64, page_bytes: 1, slot_bytes: 0, sequences: 1 };
+    Cache::new(&identity(), BLOCK, budget)
 }
 
 /// Runs a request of `tokens` as the engine does: find, hold, allocate the rest, store, release. Gives the blocks found.
@@ -30,7 +34,7 @@ fn serve(cache: &mut Cache, tokens: &[u32], request: u64) -> Result<usize, Cache
             }
         }
     }
-    cache.store(tokens, &pages, RequestId(request), Route::Dense, Stamp(request));
+    cache.store(tokens, &pages, &[], RequestId(request), Route::Dense, Stamp(request));
     cache.release(&pages);
     Ok(found.len())
 }
@@ -53,7 +57,7 @@ proptest! {
             prop_assert!(found == 0 || computed.iter().any(|c| c.starts_with(prefix)));
             prop_assert!(cache.used_pages() <= pages);
             prop_assert_eq!(cache.used_pages(), cache.cached_blocks());
-            prop_assert_eq!(cache.held_prefix(tokens), tokens.len() / BLOCK * BLOCK);
+            prop_assert_eq!(cache.restorable_prefix(tokens), tokens.len() / BLOCK * BLOCK);
             computed.push(tokens.clone());
         }
         let held = cache.cached_blocks();
@@ -70,7 +74,7 @@ proptest! {
             let reachable: std::collections::HashSet<_> = prompts[..=request]
                 .iter()
                 .flat_map(|tokens| {
-                    let held = cache.held_prefix(tokens) / BLOCK;
+                    let held = cache.restorable_prefix(tokens) / BLOCK;
                     cache.hashes(tokens).into_iter().take(held).collect::<Vec<_>>()
                 })
                 .collect();
@@ -81,16 +85,19 @@ proptest! {
     /// Pages against a map from page to holders.
     #[test]
     fn the_pool_counts_holders(operations in prop::collection::vec((0_u8..3, any::<prop::sample::Index>()), 1..200)) {
-        let mut pool = pool::PagePool::new(6);
+        let mut pool = pool::Pool::<PageId>::default();
         let mut model: HashMap<PageRef, u32> = HashMap::new();
         let mut dead: Vec<PageRef> = Vec::new();
         for (operation, index) in operations {
             let live: Vec<PageRef> = model.keys().copied().collect();
             match operation {
-                0 => match pool.allocate() {
-                    Some(page) => prop_assert!(model.insert(page, 1).is_none()),
-                    None => prop_assert_eq!(model.len(), 6),
-                },
+                0 => {
+                    let grown = |pool: &mut pool::Pool<PageId>| (pool.high_water() < 6).then(|| pool.grow())?;
+                    match pool.reuse().or_else(|| grown(&mut pool)) {
+                        Some(page) => prop_assert!(model.insert(page, 1).is_none()),
+                        None => prop_assert_eq!(model.len(), 6),
+                    }
+                }
                 1 if !live.is_empty() => {
                     let page = *index.get(&live);
                     pool.hold(page);
@@ -122,7 +129,7 @@ fn running_requests_keep_their_pages_and_a_full_cache_says_so() {
     let mut cache = cache(3);
     let held: Vec<_> = (0..3).map(|_| cache.allocate(RequestId(1), Stamp(0)).unwrap()).collect();
     let full = cache.allocate(RequestId(2), Stamp(0)).unwrap_err();
-    assert_eq!(full.limit, 3);
+    assert_eq!(full, CacheFull::Pages { limit: 3 });
     cache.release(&held[..1]);
     assert!(cache.allocate(RequestId(2), Stamp(0)).is_ok());
 }
@@ -136,6 +143,146 @@ fn an_evicted_block_is_remembered_with_who_wrote_it_and_for_whom() {
     let hashes = cache.hashes(&old);
     let evicted = cache.evicted(&hashes[1]).unwrap();
     assert_eq!((evicted.provenance.written_by, evicted.for_request), (RequestId(1), Some(RequestId(2))));
+}
+
+/// A cache of a hybrid with one running sequence and room for at least `pages` pages beside `snapshots` snapshots.
+fn hybrid(pages: usize, snapshots: usize) -> Cache {
+    let slot_bytes = (pages / snapshots) as u64;
+    // Snapshots get half of what the live slot leaves.
+    let limit_bytes = slot_bytes + 2 * pages as u64;
+    let budget = Budget { limit_bytes, page_bytes: 1, slot_bytes, sequences: 1 };
+    Cache::new(&identity(), BLOCK, budget)
+}
+
+/// Stores `tokens` with a snapshot at the end of each of the `ends` (in blocks) for which there is room.
+fn store_with_snapshots(cache: &mut Cache, tokens: &[u32], ends: &[usize], request: u64) {
+    let (request, now) = (RequestId(request), Stamp(request));
+    let pages: Vec<_> = (0..tokens.len() / BLOCK).map(|_| cache.allocate(request, now).unwrap()).collect();
+    let mut captured = Vec::new();
+    for blocks in ends {
+        if let Some(slot) = cache.allocate_snapshot(request, now) {
+            captured.push(Captured { blocks: *blocks, slot });
+        }
+    }
+    cache.store(tokens, &pages, &captured, request, Route::Dense, now);
+    cache.release(&pages);
+    captured.iter().for_each(|c| cache.release_snapshot(c.slot));
+}
+
+fn snapshots_at(cache: &mut Cache, tokens: &[u32]) -> Vec<usize> {
+    let endpoints = cache.find(tokens).endpoints;
+    endpoints.iter().enumerate().filter(|(_, e)| e.snapshot().is_some()).map(|(at, _)| at + 1).collect()
+}
+
+#[test]
+fn the_least_recently_used_snapshot_makes_room_and_its_block_stays() {
+    let mut cache = hybrid(40, 3);
+    let (old, new): (Vec<u32>, Vec<u32>) = ((0..16).collect(), (100..116).collect());
+    store_with_snapshots(&mut cache, &old, &[1, 2, 3], 1);
+    let (hash, slot) = (cache.hashes(&old)[0], cache.find(&old).endpoints[0].snapshot().unwrap());
+    cache.hold_snapshot(&hash, slot);
+    cache.release_snapshot(slot);
+    store_with_snapshots(&mut cache, &new, &[4], 2);
+    assert_eq!(snapshots_at(&mut cache, &old), [1, 3], "the first one was used since");
+    assert_eq!(snapshots_at(&mut cache, &new), [4]);
+    assert_eq!((cache.cached_blocks(), cache.dropped_snapshots()), (8, 1));
+    let dropped = cache.find(&old).endpoints[1];
+    assert_eq!(dropped, Endpoint::Dropped(Dropped { at: Stamp(2), for_request: RequestId(2) }));
+    assert_eq!((cache.restorable_prefix(&old), cache.restorable_prefix(&old[..11])), (12, 4));
+}
+
+#[test]
+fn a_block_that_lost_its_snapshot_takes_another() {
+    let tokens: Vec<u32> = (0..16).collect();
+    for (room, stays) in [(3, true), (2, false)] {
+        let mut cache = hybrid(40, room);
+        store_with_snapshots(&mut cache, &tokens, &[1], 1);
+        let first = cache.find(&tokens).endpoints[0];
+        store_with_snapshots(&mut cache, &tokens, &[1, 2], 2);
+        assert_eq!(cache.find(&tokens).endpoints[0] == first, stays);
+        assert_eq!(snapshots_at(&mut cache, &tokens), [1, 2]);
+        assert_eq!(cache.used_slots(), 2);
+    }
+}
+
+#[test]
+fn an_evicted_block_takes_its_snapshot_along() {
+    let mut cache = hybrid(4, 2);
+    store_with_snapshots(&mut cache, &(0..16).collect::<Vec<_>>(), &[2, 4], 1);
+    assert_eq!((cache.used_pages(), cache.used_slots()), (4, 2));
+    assert_eq!(cache.evict_all(Stamp(2)), 4);
+    assert_eq!((cache.used_pages(), cache.used_slots(), cache.cached_snapshots()), (0, 0, 0));
+}
+
+#[test]
+fn a_snapshot_in_use_is_not_dropped() {
+    let mut cache = hybrid(40, 1);
+    let tokens: Vec<u32> = (0..16).collect();
+    store_with_snapshots(&mut cache, &tokens, &[2], 1);
+    let (hash, slot) = (cache.hashes(&tokens)[1], cache.find(&tokens).endpoints[1].snapshot().unwrap());
+    cache.hold_snapshot(&hash, slot);
+    assert_eq!(cache.allocate_snapshot(RequestId(2), Stamp(2)), None);
+    assert!(cache.check_slot(slot).is_ok());
+    cache.release_snapshot(slot);
+    assert!(cache.allocate_snapshot(RequestId(2), Stamp(2)).is_some());
+    assert!(cache.check_slot(slot).is_err(), "its slot has other contents now");
+}
+
+#[test]
+fn a_running_sequence_finds_a_slot_whatever_was_captured() {
+    let mut cache = hybrid(4, 4);
+    store_with_snapshots(&mut cache, &(0..16).collect::<Vec<_>>(), &[1, 2, 3, 4], 1);
+    let live = cache.allocate_live_slot().unwrap();
+    assert!(!cache.has_live_slot());
+    assert_eq!(cache.allocate_live_slot(), Err(CacheFull::LiveSlots { limit: 1, slot_bytes: 1 }));
+    assert!(cache.used_bytes() <= cache.budget().limit_bytes);
+    cache.release_live_slot(live);
+    assert!(cache.has_live_slot() && cache.check_slot(live).is_err());
+}
+
+proptest! {
+    /// Bytes ever handed out stay within the bound, a live slot for every sequence is always to be had, and half of the rest
+    /// is always to be had as pages.
+    #[test]
+    fn pages_and_slots_share_the_bound(
+        operations in prop::collection::vec((0_u8..7, any::<prop::sample::Index>()), 1..120),
+        limit_bytes in 20_u64..80,
+        slot_bytes in 1_u64..6,
+        sequences in 1_usize..4,
+    ) {
+        let budget = Budget { limit_bytes, page_bytes: 2, slot_bytes, sequences };
+        let mut cache = Cache::new(&identity(), BLOCK, budget);
+        let (mut pages, mut live, mut snapshots) = (Vec::new(), Vec::new(), Vec::new());
+        for (step, (operation, index)) in operations.iter().enumerate() {
+            let (request, now) = (RequestId(step as u64), Stamp(step as u64));
+            match operation {
+                0 => pages.extend(cache.allocate(request, now)),
+                1 => match cache.allocate_live_slot() {
+                    Ok(slot) => live.push(slot),
+                    Err(_) => prop_assert_eq!(live.len(), sequences),
+                },
+                2 => snapshots.extend(cache.allocate_snapshot(request, now)),
+                3 if !pages.is_empty() => cache.release(&[pages.swap_remove(index.index(pages.len()))]),
+                4 if !live.is_empty() => cache.release_live_slot(live.swap_remove(index.index(live.len()))),
+                5 if !snapshots.is_empty() => {
+                    cache.release_snapshot(snapshots.swap_remove(index.index(snapshots.len())));
+                }
+                6 => {
+                    let tokens: Vec<u32> = (0..12).map(|i| i + step as u32 % 5 * 100).collect();
+                    let room = budget.limit_bytes - (sequences as u64 * slot_bytes);
+                    if pages.len() as u64 + 3 <= room / 2 / budget.page_bytes {
+                        store_with_snapshots(&mut cache, &tokens, &[1, 3], step as u64);
+                    }
+                }
+                _ => {}
+            }
+            let (high_pages, high_slots) = cache.high_water();
+            let handed_out = high_pages as u64 * 2 + high_slots as u64 * slot_bytes;
+            prop_assert!(handed_out <= limit_bytes, "{handed_out} of {limit_bytes}");
+            prop_assert_eq!(cache.used_pages(), pages.len() + cache.cached_blocks());
+            prop_assert_eq!(cache.used_slots(), live.len() + snapshots.len() + cache.cached_snapshots());
+        }
+    }
 }
 
 #[test]
@@ -153,7 +300,7 @@ fn a_page_that_was_reused_is_noticed() {
 mod restore_facts {
     use super::super::restore::{Decode, Predecessor, Prompt, plan};
     use super::*;
-    use crate::event::{Cause, HistoryChange, Segment, SegmentRun};
+    use crate::event::{Cause, HistoryChange, Residency, Segment, SegmentRun};
 
     struct Numbers;
 
@@ -266,6 +413,54 @@ mod restore_facts {
             loss.detail
         );
         assert_eq!(facts.checkpoint_tokens + loss.tokens, 16);
+    }
+
+    #[test]
+    fn a_hybrid_walks_back_to_the_last_snapshot_and_names_it() {
+        let mut cache = hybrid(40, 4);
+        let first: Vec<u32> = (0..26).collect();
+        store_with_snapshots(&mut cache, &first, &[2, 4], 7);
+        let grown: Vec<u32> = (0..30).collect();
+        let facts = facts(&mut cache, &grown, HistoryChange::Append, Some(&first));
+        assert_eq!(
+            (facts.matched_tokens, facts.matched_with_state_tokens, facts.checkpoint_tokens),
+            (24, 16, 16)
+        );
+        assert_eq!(facts.cause, Cause::NoSnapshot);
+        let loss = facts.losses.iter().find(|l| l.cause == Cause::NoSnapshot).unwrap();
+        assert_eq!(loss.tokens, 8);
+        let words = "block 3 has the last snapshot; block 5, written by request 7, was stored without one";
+        assert_eq!(loss.detail, words);
+        let rack: Vec<_> = facts.blocks.iter().map(|b| (b.residency, b.snapshot)).collect();
+        use Residency::{Missing, Placeholder, Ram};
+        assert_eq!(
+            rack,
+            [
+                (Ram, Some(false)),
+                (Ram, Some(true)),
+                (Ram, Some(false)),
+                (Ram, Some(true)),
+                (Placeholder, Some(false)),
+                (Placeholder, Some(false)),
+                (Missing, None),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_snapshot_behind_the_last_token_is_out_of_reach_and_a_dropped_one_is_remembered() {
+        let mut cache = hybrid(40, 2);
+        let prompt: Vec<u32> = (0..16).collect();
+        store_with_snapshots(&mut cache, &prompt, &[3, 4], 1);
+        let again = facts(&mut cache, &prompt, HistoryChange::Append, Some(&prompt));
+        assert_eq!((again.checkpoint_tokens, again.cause), (12, Cause::LastTokenComputed));
+        assert_eq!(again.blocks[3].residency, Residency::Held);
+        store_with_snapshots(&mut cache, &[50; 8], &[1, 2], 2);
+        let after = facts(&mut cache, &prompt, HistoryChange::Append, Some(&prompt));
+        assert_eq!((after.checkpoint_tokens, after.cause), (0, Cause::NoSnapshot));
+        let loss = after.losses.iter().find(|l| l.cause == Cause::NoSnapshot).unwrap();
+        assert!(loss.detail.starts_with("no block before it has a snapshot; block 2"), "{}", loss.detail);
+        assert!(loss.detail.ends_with("to make room for request 2"), "{}", loss.detail);
     }
 
     #[test]

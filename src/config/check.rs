@@ -58,23 +58,26 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
     not_negative("sim.forward_us", sim.forward_us)?;
     not_negative("sim.restore_us_per_kilotoken", sim.restore_us_per_kilotoken)?;
     whole("sim.state_bytes_per_token", sim.state_bytes_per_token, 1, 1 << 24)?;
+    whole("sim.snapshot_bytes", sim.snapshot_bytes, 0, 1 << 34)?;
     whole("ui.max_fps", ui.max_fps as usize, 1, 60)?;
     check_ram(config)
 }
 
-/// The smallest state is one block. What a token of it takes is known before loading on the sim device only; a model
-/// that needs more says so when it is loaded.
+/// The smallest state is one block, and with recurrent layers the state of every sequence. What that takes is known before
+/// loading on the sim device only; a model that needs more says so when a request finds no room.
 fn check_ram(config: &Config) -> Result<(), Refused> {
-    let block = match config.model.device {
-        DeviceKind::Sim => config.cache.block_tokens as u64 * config.sim.state_bytes_per_token as u64,
-        DeviceKind::Cpu => 1 << 20,
+    let (block, slot) = match config.model.device {
+        DeviceKind::Sim => {
+            (config.cache.block_tokens * config.sim.state_bytes_per_token, config.sim.snapshot_bytes)
+        }
+        DeviceKind::Cpu => (1 << 20, 0),
     };
-    require(
-        config.cache.ram_bytes >= block,
-        "cache.ram_bytes",
-        config.cache.ram_bytes,
-        &format!("at least {block}, room for one block"),
-    )
+    let (block, slots) = (block as u64, slot as u64 * config.scheduler.max_sequences as u64);
+    let mut allowed = format!("at least {}, room for one block", block + slots);
+    if slots > 0 {
+        allowed += " and the recurrent state of `scheduler.max_sequences` sequences";
+    }
+    require(config.cache.ram_bytes >= block + slots, "cache.ram_bytes", config.cache.ram_bytes, &allowed)
 }
 
 fn require(holds: bool, key: &'static str, value: impl ToString, allowed: &str) -> Result<(), Refused> {

@@ -296,7 +296,10 @@ mod tests {
             assert!(error.remedy.contains(suggestion), "{argument}: {error}");
         }
         let keys_of = |argument| set(&[argument]).unwrap_err().remedy;
-        assert_eq!(keys_of("cache.xyz=1"), "the keys are cache.block_tokens, cache.enabled, cache.ram_bytes");
+        assert_eq!(
+            keys_of("cache.xyz=1"),
+            "the keys are cache.block_tokens, cache.enabled, cache.ram_bytes, cache.snapshot_policy"
+        );
         assert!(keys_of("frobnicate=1").contains("model.path, "));
         assert!(set(&["cache.block_tokens"]).unwrap_err().problem.contains('='));
     }

@@ -87,6 +87,8 @@ pub struct CacheConfig {
     pub enabled: bool,
     /// Tokens a block holds; a multiple of 64.
     pub block_tokens: usize,
+    /// At which block boundaries the state of recurrent layers is captured.
+    pub snapshot_policy: SnapshotPolicy,
     /// Upper bound of state in RAM, running requests included, bytes; `"4GiB"` in a file.
     #[serde(deserialize_with = "bytes::deserialize")]
     pub ram_bytes: u64,
@@ -94,7 +96,35 @@ pub struct CacheConfig {
 
 impl Default for CacheConfig {
     fn default() -> CacheConfig {
-        CacheConfig { enabled: true, block_tokens: 256, ram_bytes: 4 << 30 }
+        CacheConfig {
+            enabled: true,
+            block_tokens: 256,
+            snapshot_policy: SnapshotPolicy::Every,
+            ram_bytes: 4 << 30,
+        }
+    }
+}
+
+/// At which block boundaries the state of recurrent layers is captured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SnapshotPolicy {
+    /// At every one.
+    Every,
+    /// At the prompt's last one from which its last token can still be computed, and at the reply's last one.
+    Last,
+    /// At none.
+    None,
+}
+
+impl SnapshotPolicy {
+    /// The word in a configuration.
+    pub fn word(self) -> &'static str {
+        match self {
+            SnapshotPolicy::Every => "every",
+            SnapshotPolicy::Last => "last",
+            SnapshotPolicy::None => "none",
+        }
     }
 }
 
@@ -191,6 +221,9 @@ pub struct SimConfig {
     /// Bytes of state a token has; `"64KiB"` in a file.
     #[serde(deserialize_with = "bytes::deserialize")]
     pub state_bytes_per_token: usize,
+    /// Bytes of a snapshot of all recurrent layers' state; 0 means that there are none. `"150MiB"` in a file.
+    #[serde(deserialize_with = "bytes::deserialize")]
+    pub snapshot_bytes: usize,
     /// Changes the pseudo-model's replies.
     pub seed: u64,
 }
@@ -207,6 +240,7 @@ impl Default for SimConfig {
             forward_us: 500.0,
             restore_us_per_kilotoken: 2_254.0,
             state_bytes_per_token: 64 << 10,
+            snapshot_bytes: 0,
             seed: 0,
         }
     }

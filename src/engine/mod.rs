@@ -6,6 +6,7 @@ mod clock;
 mod emitter;
 mod host;
 mod lane;
+mod recurrent;
 mod scheduler;
 mod sequence;
 
@@ -13,6 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
+use crate::cache::budget::Budget;
 use crate::cache::{Cache, chain};
 use crate::config::{ClockKind, Config};
 use crate::device::ExecutorFacts;
@@ -152,11 +154,17 @@ fn serve(
     let Loaded { executor, text } = load()?;
     let facts = executor.facts().clone();
     let clock = Clock::start(config.replay.clock, facts.identity == Identity::Simulated);
-    let pages = usize::try_from(config.cache.ram_bytes).unwrap_or(usize::MAX) / facts.page_bytes.max(1);
-    let cache = Cache::new(&cache_identity(&facts, &text), facts.page_tokens, pages);
+    let budget = Budget {
+        limit_bytes: config.cache.ram_bytes,
+        page_bytes: facts.page_bytes.max(1) as u64,
+        slot_bytes: facts.slot_bytes as u64,
+        sequences: config.scheduler.max_sequences,
+    };
+    let cache = Cache::new(&cache_identity(&facts, &text), facts.page_tokens, budget);
     let run = run_facts(config, &session, &facts);
     out.emit(clock.now(), None, None, Body::RunStarted(Box::new(run)));
-    let scheduler = Scheduler::new(executor, &text, cache, config.scheduler.clone());
+    let policy = config.cache.snapshot_policy;
+    let scheduler = Scheduler::new(executor, &text, cache, config.scheduler.clone(), policy);
     let player = Player::new(session, config.replay.mode);
     Host::new(config, &text, scheduler, clock, out, player).run(commands);
     Ok(())
@@ -173,6 +181,7 @@ fn cache_identity(facts: &ExecutorFacts, text: &TextCodec) -> chain::Identity {
 }
 
 fn run_facts(config: &Config, session: &Session, facts: &ExecutorFacts) -> RunFacts {
+    let recurrent = facts.slot_bytes > 0;
     let digest = facts.digest.iter().map(|byte| format!("{byte:02x}")).collect();
     let clock = match config.replay.clock {
         ClockKind::Wall => "wall",
@@ -193,6 +202,8 @@ fn run_facts(config: &Config, session: &Session, facts: &ExecutorFacts) -> RunFa
         block_tokens: facts.page_tokens as u64,
         context_tokens: facts.context_tokens as u64,
         state_bytes_per_token: (facts.page_bytes / facts.page_tokens.max(1)) as u64,
+        snapshot_bytes: recurrent.then_some(facts.slot_bytes as u64),
+        snapshot_policy: recurrent.then(|| config.cache.snapshot_policy.word().to_owned()),
         ram_bytes: config.cache.ram_bytes,
         clock: clock.to_owned(),
         session: session.title.clone(),

@@ -5,18 +5,25 @@
 //! step after. So a caller that steps can stop between any two phases of a request.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
 use super::clock::Clock;
 use super::emitter::Emitter;
+use super::recurrent::RecurrentState;
 use super::sequence::{Ended, Sequence, Stage, Submission};
+use crate::cache::boundary::Boundaries;
+use crate::cache::chain::BlockHash;
+use crate::cache::pool::{PageRef, SlotRef};
 use crate::cache::restore::{self, Decode, Prompt};
-use crate::cache::{Cache, StalePage};
-use crate::config::SchedulerConfig;
+use crate::cache::{Cache, CacheFull, StaleState};
+use crate::config::{SchedulerConfig, SnapshotPolicy};
 use crate::decode::Sampler;
-use crate::device::{Executor, Forward, LogitRows, PageId, Span};
-use crate::event::{Arrival, Body, FinishReason, LaneId, Phase, RequestId, Route};
+use crate::device::{DeviceError, Executor, Forward, LogitRows, PageId, Span};
+use crate::event::{
+    Arrival, Body, FinishReason, LaneId, Phase, RequestId, Route, SlotMemory, SnapshotsStored,
+};
 use crate::model::text::TextCodec;
 use crate::prefill;
 
@@ -35,10 +42,11 @@ pub struct Scheduler<'a> {
     text: &'a TextCodec,
     cache: Cache,
     config: SchedulerConfig,
+    snapshot_policy: SnapshotPolicy,
     queue: VecDeque<Sequence<'a>>,
     running: Vec<Sequence<'a>>,
     next_request: u64,
-    stale_pages: u64,
+    stale_reads: u64,
 }
 
 impl Decode for TextCodec {
@@ -54,16 +62,18 @@ impl<'a> Scheduler<'a> {
         text: &'a TextCodec,
         cache: Cache,
         config: SchedulerConfig,
+        snapshot_policy: SnapshotPolicy,
     ) -> Scheduler<'a> {
         Scheduler {
             executor,
             text,
             cache,
             config,
+            snapshot_policy,
             queue: VecDeque::new(),
             running: Vec::new(),
             next_request: 1,
-            stale_pages: 0,
+            stale_reads: 0,
         }
     }
 
@@ -107,6 +117,7 @@ impl<'a> Scheduler<'a> {
             computed: 0,
             restored: 0,
             pages: Vec::new(),
+            recurrent: None,
             sampler: Sampler::new(submission.sampling),
             stream: self.text.stream(),
             text: String::new(),
@@ -175,7 +186,8 @@ impl<'a> Scheduler<'a> {
     }
 
     fn admit_one(&mut self, outcome: &mut StepOutcome, clock: &mut Clock, out: &mut Emitter) -> bool {
-        if self.running.len() >= self.config.max_sequences {
+        let full = self.cache.is_recurrent() && !self.running.is_empty() && !self.cache.has_live_slot();
+        if full || self.running.len() >= self.config.max_sequences {
             return false;
         }
         let Some(mut sequence) = self.queue.pop_front() else { return false };
@@ -193,27 +205,55 @@ impl<'a> Scheduler<'a> {
         let (mut plan, looked_up) =
             clock.measure(|| restore::plan(&mut self.cache, prompt, predecessor, self.text));
         plan.found.pages.truncate(plan.blocks);
-        self.cache.hold(&plan.found.pages);
-        sequence.pages = plan.found.pages;
-        sequence.computed = plan.facts.checkpoint_tokens as usize;
-        sequence.restored = sequence.computed;
-        let attach = self.executor.restore_cost(sequence.computed);
+        let attach = self.executor.restore_cost(plan.facts.checkpoint_tokens as usize);
         clock.spend(attach);
         plan.facts.took.0 = looked_up.0 + attach.0;
-
+        let checkpoint = plan.facts.checkpoint_tokens as usize;
         out.emit(clock.now(), lane, request, Body::Restored(Box::new(plan.facts)));
-        let uncached_suffix = (sequence.prompt_tokens() - sequence.computed) as u64;
+        let uncached_suffix = (sequence.prompt_tokens() - checkpoint) as u64;
         let route = if uncached_suffix == 1 { Route::CacheHit } else { Route::Dense };
         out.emit(clock.now(), lane, request, Body::Routed { route, uncached_suffix });
         sequence.stage = Stage::Prefilling;
         outcome.phases.push((sequence.request, Phase::Restore));
-        self.running.push(sequence);
+        match self.attach(&mut sequence, plan.found.pages, plan.snapshot) {
+            Ok(()) => self.running.push(sequence),
+            Err(refused) => outcome.ended.push(self.refuse(sequence, refused, clock, out)),
+        }
         true
+    }
+
+    /// Gives the sequence its hold on the state it starts from, and the slot it will live in.
+    fn attach(
+        &mut self,
+        sequence: &mut Sequence<'_>,
+        pages: Vec<PageRef>,
+        snapshot: Option<(BlockHash, SlotRef)>,
+    ) -> Result<(), Refused> {
+        pages.iter().try_for_each(|page| self.cache.check(*page))?;
+        snapshot.map_or(Ok(()), |(_, slot)| self.cache.check_slot(slot))?;
+        if let Some(boundaries) = self.boundaries(sequence) {
+            sequence.recurrent = Some(RecurrentState::start(&mut self.cache, boundaries, snapshot)?);
+        }
+        self.cache.hold(&pages);
+        sequence.computed = pages.len() * self.cache.block_tokens();
+        sequence.restored = sequence.computed;
+        sequence.pages = pages;
+        Ok(())
+    }
+
+    /// Where the sequence's recurrent state is captured; `None` for a model that has none.
+    fn boundaries(&self, sequence: &Sequence<'_>) -> Option<Boundaries> {
+        let policy = if sequence.submission.use_cache { self.snapshot_policy } else { SnapshotPolicy::None };
+        self.cache.is_recurrent().then(|| Boundaries {
+            policy,
+            block_tokens: self.cache.block_tokens(),
+            prompt_tokens: sequence.prompt_tokens(),
+        })
     }
 
     fn forward(&mut self, outcome: &mut StepOutcome, clock: &mut Clock, out: &mut Emitter) {
         let mut work = self.plan_forward();
-        self.prepare_pages(&mut work, outcome, clock, out);
+        self.prepare_state(&mut work, outcome, clock, out);
         if work.is_empty() {
             return;
         }
@@ -226,7 +266,7 @@ impl<'a> Scheduler<'a> {
                 pages,
                 start: w.start,
                 tokens: &self.running[w.sequence].tokens[w.start..w.end],
-                state: None,
+                state: self.running[w.sequence].recurrent.as_ref().map(|state| state.flow(w.end)),
                 logits: if w.wants_logits { LogitRows::Last } else { LogitRows::None },
             })
             .collect();
@@ -236,9 +276,11 @@ impl<'a> Scheduler<'a> {
                 self.take_results(&work, &forward, outcome, clock, out);
             }
             Err(error) => {
+                let error = Arc::new(error);
                 let requests: Vec<_> = work.iter().map(|w| self.running[w.sequence].request).collect();
                 for request in requests {
-                    outcome.ended.extend(self.fail(request, error.to_string(), clock, out));
+                    let refused = Refused::Device(Arc::clone(&error));
+                    outcome.ended.extend(self.fail(request, refused, clock, out));
                 }
             }
         }
@@ -251,7 +293,9 @@ impl<'a> Scheduler<'a> {
             match s.stage {
                 Stage::Prefilling if !prefilling => {
                     prefilling = true;
-                    let chunk = prefill::dense_chunk(s.computed, s.prompt_tokens(), self.config.chunk_tokens);
+                    let stop = s.recurrent.as_ref().and_then(|state| state.next_stop(s.computed));
+                    let chunk =
+                        prefill::dense_chunk(s.computed, s.prompt_tokens(), self.config.chunk_tokens, stop);
                     let wants_logits = chunk.end == s.prompt_tokens();
                     work.push(Work { sequence, start: chunk.start, end: chunk.end, wants_logits });
                 }
@@ -264,49 +308,48 @@ impl<'a> Scheduler<'a> {
         work
     }
 
-    /// Gives every span the pages it writes to and checks those it reads. A request that cannot be served ends here.
-    fn prepare_pages(
+    /// Gives every span the pages and the slot it writes to and checks what it reads. A request that cannot be served ends here.
+    fn prepare_state(
         &mut self,
         work: &mut Vec<Work>,
         outcome: &mut StepOutcome,
         clock: &mut Clock,
         out: &mut Emitter,
     ) {
-        let mut failed = Vec::new();
+        let mut refused = Vec::new();
         for w in work.iter() {
-            let request = self.running[w.sequence].request;
-            if let Err(problem) = self.extend_pages(w.sequence, w.end, clock) {
-                failed.push((request, problem));
-            } else if let Err(stale) = self.check_pages(w.sequence) {
-                self.stale_pages += 1;
-                let lane = self.running[w.sequence].submission.lane;
-                let count = self.stale_pages;
-                out.emit(clock.now(), Some(lane), Some(request), Body::StalePage { count });
-                failed.push((request, stale.to_string()));
+            if let Err(problem) = self.extend_state(w.sequence, w.end, clock) {
+                refused.push((self.running[w.sequence].request, problem));
             }
         }
-        if failed.is_empty() {
+        if refused.is_empty() {
             return;
         }
         // Ending a request moves the others in the list; the next step plans anew for those that remain.
         work.clear();
-        for (request, problem) in failed {
+        for (request, problem) in refused {
             outcome.ended.extend(self.fail(request, problem, clock, out));
         }
     }
 
-    fn extend_pages(&mut self, sequence: usize, end: usize, clock: &Clock) -> Result<(), String> {
+    fn extend_state(&mut self, sequence: usize, end: usize, clock: &Clock) -> Result<(), Refused> {
         let needed = end.div_ceil(self.cache.block_tokens());
-        while self.running[sequence].pages.len() < needed {
-            let request = self.running[sequence].request;
-            let page = self.cache.allocate(request, clock.now()).map_err(|full| full.to_string())?;
-            self.running[sequence].pages.push(page);
+        let running = &mut self.running[sequence];
+        while running.pages.len() < needed {
+            running.pages.push(self.cache.allocate(running.request, clock.now())?);
         }
-        self.executor.reserve(self.cache.high_water(), 0).map_err(|error| error.to_string())
+        if let Some(state) = &mut running.recurrent {
+            state.prepare(end, running.request, &mut self.cache, clock.now());
+        }
+        let (pages, slots) = self.cache.high_water();
+        self.executor.reserve(pages, slots).map_err(|error| Refused::Device(Arc::new(error)))?;
+        Ok(self.check_state(sequence)?)
     }
 
-    fn check_pages(&self, sequence: usize) -> Result<(), StalePage> {
-        self.running[sequence].pages.iter().try_for_each(|page| self.cache.check(*page))
+    fn check_state(&self, sequence: usize) -> Result<(), StaleState> {
+        let sequence = &self.running[sequence];
+        sequence.pages.iter().try_for_each(|page| self.cache.check(*page))?;
+        sequence.recurrent.as_ref().map_or(Ok(()), |state| state.check(&self.cache))
     }
 
     fn take_results(
@@ -324,6 +367,9 @@ impl<'a> Scheduler<'a> {
             let sequence = &mut self.running[w.sequence];
             let (lane, request) = (Some(sequence.submission.lane), Some(sequence.request));
             sequence.computed = w.end;
+            if let Some(state) = &mut sequence.recurrent {
+                state.advance(w.end, &mut self.cache);
+            }
             if sequence.stage == Stage::Prefilling {
                 sequence.prefill.0 += forward.compute.0;
                 let total = (sequence.prompt_tokens() - sequence.restored) as u64;
@@ -351,17 +397,41 @@ impl<'a> Scheduler<'a> {
     fn fail(
         &mut self,
         request: RequestId,
-        problem: String,
+        refused: Refused,
         clock: &mut Clock,
         out: &mut Emitter,
     ) -> Option<Ended> {
         let index = self.running.iter().position(|s| s.request == request)?;
         let sequence = self.running.remove(index);
-        let lane = sequence.submission.lane;
-        self.cache.release(&sequence.pages);
-        out.emit(clock.now(), Some(lane), Some(request), Body::Failed { message: problem });
+        Some(self.refuse(sequence, refused, clock, out))
+    }
+
+    /// Ends a request that cannot be served.
+    fn refuse(
+        &mut self,
+        sequence: Sequence<'_>,
+        refused: Refused,
+        clock: &mut Clock,
+        out: &mut Emitter,
+    ) -> Ended {
+        let (lane, request, text) = (sequence.submission.lane, sequence.request, sequence.text.clone());
+        self.release(sequence);
+        if matches!(refused, Refused::Stale(_)) {
+            self.stale_reads += 1;
+            let count = self.stale_reads;
+            out.emit(clock.now(), Some(lane), Some(request), Body::StalePage { count });
+        }
+        let message = refused.to_string();
+        out.emit(clock.now(), Some(lane), Some(request), Body::Failed { message });
         self.report_memory(lane, request, clock, out);
-        Some(Ended { request, lane, text: sequence.text, served: None })
+        Ended { request, lane, text, served: None }
+    }
+
+    fn release(&mut self, sequence: Sequence<'_>) {
+        self.cache.release(&sequence.pages);
+        if let Some(state) = sequence.recurrent {
+            state.release(&mut self.cache);
+        }
     }
 
     fn finish(
@@ -378,41 +448,63 @@ impl<'a> Scheduler<'a> {
         if sequence.submission.use_cache {
             self.store(&sequence, clock, out);
         }
-        self.cache.release(&sequence.pages);
-        let took = clock.now().since(sequence.arrived_at);
+        let ended = Ended { request, lane, served: sequence.served(), text: sequence.text.clone() };
+        let arrived_at = sequence.arrived_at;
+        self.release(sequence);
+        let took = clock.now().since(arrived_at);
         out.emit(clock.now(), Some(lane), Some(request), Body::Finished { reason, took });
         self.report_memory(lane, request, clock, out);
-        Ended { request, lane, served: sequence.served(), text: sequence.text }
+        ended
     }
 
     fn store(&mut self, sequence: &Sequence<'_>, clock: &mut Clock, out: &mut Emitter) {
         let computed = &sequence.tokens[..sequence.computed];
         let now = clock.now();
-        let (stored, _) = clock
-            .measure(|| self.cache.store(computed, &sequence.pages, sequence.request, Route::Dense, now));
+        let captured = sequence.recurrent.as_ref().map(RecurrentState::captured).unwrap_or_default();
+        let (stored, _) = clock.measure(|| {
+            self.cache.store(computed, &sequence.pages, captured, sequence.request, Route::Dense, now)
+        });
+        let snapshots = sequence.recurrent.as_ref().map(|state| SnapshotsStored {
+            stored: stored.new_snapshots as u64,
+            not_taken: state.not_taken(),
+            dropped: self.cache.dropped_snapshots() - state.dropped_before(),
+        });
         let body = Body::Stored {
             stored_tokens: (stored.new_blocks * self.cache.block_tokens()) as u64,
-            canonical_tokens: self.cache.held_prefix(&sequence.submission.prompt) as u64,
+            canonical_tokens: self.cache.restorable_prefix(&sequence.submission.prompt) as u64,
             evicted_blocks: self.cache.evictions() - sequence.evictions_before,
+            snapshots,
         };
         out.emit(clock.now(), Some(sequence.submission.lane), Some(sequence.request), body);
     }
 
     fn report_memory(&self, lane: LaneId, request: RequestId, clock: &Clock, out: &mut Emitter) {
-        let page_bytes = self.executor.facts().page_bytes as u64;
         let (cached, used) = (self.cache.cached_blocks() as u64, self.cache.used_pages() as u64);
+        let (snapshots, slots) = (self.cache.cached_snapshots() as u64, self.cache.used_slots() as u64);
+        let budget = self.cache.budget();
         let body = Body::Memory {
             cached_blocks: cached,
             live_blocks: used.saturating_sub(cached),
-            bytes: used * page_bytes,
-            limit_bytes: self.cache.limit() as u64 * page_bytes,
+            bytes: self.cache.used_bytes(),
+            limit_bytes: budget.limit_bytes,
+            slots: budget.is_recurrent().then(|| SlotMemory {
+                snapshots,
+                live: slots.saturating_sub(snapshots),
+                bytes: slots * budget.slot_bytes,
+            }),
         };
         out.emit(clock.now(), Some(lane), Some(request), body);
     }
 
     #[cfg(test)]
-    pub(super) fn held_pages(&self, request: RequestId) -> Vec<crate::cache::pool::PageRef> {
+    pub(super) fn held_pages(&self, request: RequestId) -> Vec<PageRef> {
         self.running.iter().find(|s| s.request == request).map(|s| s.pages.clone()).unwrap_or_default()
+    }
+
+    #[cfg(test)]
+    pub(super) fn held_slots(&self, request: RequestId) -> Vec<SlotRef> {
+        let sequence = self.running.iter().find(|s| s.request == request);
+        sequence.and_then(|s| s.recurrent.as_ref()).map(RecurrentState::slots).unwrap_or_default()
     }
 
     #[cfg(test)]
@@ -424,6 +516,20 @@ impl<'a> Scheduler<'a> {
     pub(super) fn executor(&self) -> &dyn Executor {
         &*self.executor
     }
+}
+
+/// Why a request cannot be served.
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    /// State it was to read is somebody else's.
+    #[error(transparent)]
+    Stale(#[from] StaleState),
+    /// There is no room for its state.
+    #[error(transparent)]
+    Full(#[from] CacheFull),
+    /// The device has no memory, or refused the work; it refuses a whole batch at once.
+    #[error(transparent)]
+    Device(Arc<DeviceError>),
 }
 
 /// Part of a forward: tokens `start..end` of a running sequence.

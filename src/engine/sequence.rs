@@ -1,5 +1,6 @@
 //! One request on its way through the engine.
 
+use super::recurrent::RecurrentState;
 use crate::cache::pool::PageRef;
 use crate::cache::restore::Predecessor;
 use crate::decode::{Sampler, Sampling};
@@ -74,6 +75,8 @@ pub(super) struct Sequence<'a> {
     /// Leading tokens that were restored rather than computed.
     pub(super) restored: usize,
     pub(super) pages: Vec<PageRef>,
+    /// `None` before admission, and for a model without recurrent layers.
+    pub(super) recurrent: Option<RecurrentState>,
     pub(super) sampler: Sampler,
     pub(super) stream: TextStream<'a>,
     pub(super) text: String,

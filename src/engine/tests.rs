@@ -1,5 +1,7 @@
 //! The engine on the `sim` device: the whole life of requests, without weights.
 
+mod hybrid;
+
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
@@ -8,7 +10,7 @@ use proptest::prelude::*;
 use super::scheduler::{Scheduler, StepOutcome};
 use super::sequence::Submission;
 use super::*;
-use crate::config::SchedulerConfig;
+use crate::config::{SchedulerConfig, SnapshotPolicy};
 use crate::decode::Sampling;
 use crate::device::sim::Sim;
 use crate::event::{Cause, Event, FinishReason, Gate, HistoryChange, Nanos, Phase, Segment, Source};
@@ -330,22 +332,53 @@ fn submission(prompt: Vec<u32>, max_output_tokens: u64) -> Submission {
     }
 }
 
+/// What a scheduler is tested on.
+#[derive(Debug, Clone)]
+struct Ground {
+    scheduling: SchedulerConfig,
+    policy: SnapshotPolicy,
+    block_tokens: usize,
+    budget: Budget,
+}
+
+impl Ground {
+    /// Attention layers only.
+    fn sliceable(scheduling: SchedulerConfig, pages: usize) -> Ground {
+        let budget = Budget {
+            limit_bytes: pages as u64,
+            page_bytes: 1,
+            slot_bytes: 0,
+            sequences: scheduling.max_sequences,
+        };
+        Ground { scheduling, policy: SnapshotPolicy::Every, block_tokens: BLOCK, budget }
+    }
+
+    fn run<T>(
+        &self,
+        work: impl FnOnce(&mut Scheduler<'_>, &mut Clock, &mut Emitter) -> T,
+    ) -> (T, Vec<Event>) {
+        let mut config = config();
+        config.cache.block_tokens = self.block_tokens;
+        config.sim.snapshot_bytes = self.budget.slot_bytes as usize;
+        let Loaded { executor, text } = loaded(&config);
+        let cache = Cache::new(&cache_identity(executor.facts(), &text), self.block_tokens, self.budget);
+        let mut clock = Clock::start(ClockKind::Virtual, true);
+        let (sender, events) = channel();
+        let mut out = Emitter::new(Box::new(move |event: &Event| {
+            let _ = sender.send(event.clone());
+        }));
+        let mut scheduler = Scheduler::new(executor, &text, cache, self.scheduling.clone(), self.policy);
+        let result = work(&mut scheduler, &mut clock, &mut out);
+        (result, events.try_iter().collect())
+    }
+}
+
 fn with_scheduler<T>(
     scheduling: SchedulerConfig,
     pages: usize,
     work: impl FnOnce(&mut Scheduler<'_>, &mut Clock, &mut Emitter) -> T,
 ) -> (T, Vec<Event>) {
-    let config = config();
-    let Loaded { executor, text } = loaded(&config);
-    let cache = Cache::new(&cache_identity(executor.facts(), &text), BLOCK, pages);
-    let mut clock = Clock::start(ClockKind::Virtual, true);
-    let (sender, events) = channel();
-    let mut out = Emitter::new(Box::new(move |event: &Event| {
-        let _ = sender.send(event.clone());
-    }));
-    let mut scheduler = Scheduler::new(executor, &text, cache, scheduling);
-    let result = work(&mut scheduler, &mut clock, &mut out);
-    (result, events.try_iter().collect())
+    Ground::sliceable(scheduling, pages).run(work)
 }
 
 fn drain(scheduler: &mut Scheduler<'_>, clock: &mut Clock, out: &mut Emitter) {

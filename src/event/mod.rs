@@ -104,6 +104,12 @@ pub struct RunFacts {
     pub context_tokens: u64,
     /// Bytes of per-token state.
     pub state_bytes_per_token: u64,
+    /// Bytes of a snapshot of all recurrent layers' state; `None` for a model without recurrent layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_bytes: Option<u64>,
+    /// At which block boundaries snapshots are captured: `every`, `last`, `none`; `None` as above.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_policy: Option<String>,
     /// Upper bound of cached state in RAM, bytes.
     pub ram_bytes: u64,
     /// `wall` or `virtual`.
@@ -172,6 +178,28 @@ impl Phase {
             Phase::Done => "done",
         }
     }
+}
+
+/// What became of the recurrent layers' state at the block boundaries a request passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotsStored {
+    /// Snapshots newly stored.
+    pub stored: u64,
+    /// Boundaries that were to be captured and are not, because `cache.ram_bytes` had no room for them.
+    pub not_taken: u64,
+    /// Snapshots dropped to make room.
+    pub dropped: u64,
+}
+
+/// Memory of recurrent layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotMemory {
+    /// Snapshots that can be restored from.
+    pub snapshots: u64,
+    /// Other slots in use: by running requests.
+    pub live: u64,
+    /// Bytes of both.
+    pub bytes: u64,
 }
 
 /// Whether the engine goes on by itself.
@@ -285,6 +313,9 @@ pub enum Body {
         canonical_tokens: u64,
         /// Blocks evicted to make room.
         evicted_blocks: u64,
+        /// Snapshots; `None` for a model without recurrent layers.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        snapshots: Option<SnapshotsStored>,
     },
     /// The request is over.
     Finished {
@@ -304,12 +335,15 @@ pub enum Body {
         cached_blocks: u64,
         /// Blocks in use by running requests.
         live_blocks: u64,
-        /// Bytes of both.
+        /// Bytes of both, slots included.
         bytes: u64,
         /// The bound.
         limit_bytes: u64,
+        /// Slots; `None` for a model without recurrent layers.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        slots: Option<SlotMemory>,
     },
-    /// A page's generation did not match when it was to be read; the request that held it has failed.
+    /// The generation of a page, or of a slot, did not match when it was to be read; the request that held it has failed.
     StalePage {
         /// How many such reads this run has seen.
         count: u64,

@@ -52,7 +52,9 @@ pub enum Cause {
     Evicted,
     /// The common prefix was computed before but never stored, for example by a cancelled request.
     NeverStored,
-    /// A block is held, but recurrent layers have only a placeholder there.
+    /// Blocks are held, but no snapshot of the recurrent layers' state at their end.
+    NoSnapshot,
+    /// A block is held, but recurrent layers have only a placeholder there, and the whole match is refused for it.
     PlaceholderRefused,
     /// The cache holds the whole prompt; the last token is computed all the same, for its logits.
     LastTokenComputed,
@@ -74,6 +76,7 @@ impl Cause {
             Cause::BlockFloor => "tail does not fill a block",
             Cause::Evicted => "block evicted",
             Cause::NeverStored => "computed before, never stored",
+            Cause::NoSnapshot => "no snapshot there",
             Cause::PlaceholderRefused => "placeholder refused",
             Cause::LastTokenComputed => "last token is always computed",
             Cause::CacheOff => "cache is off",
@@ -93,6 +96,7 @@ impl Cause {
             Cause::BlockFloor => "floor",
             Cause::Evicted => "EVICTED",
             Cause::NeverStored => "unstored",
+            Cause::NoSnapshot => "SNAPSHOT",
             Cause::PlaceholderRefused => "PLACEH.",
             Cause::LastTokenComputed => "last tok",
             Cause::CacheOff => "off",
@@ -155,6 +159,10 @@ pub struct BlockFact {
     pub index: u32,
     /// Where it stands.
     pub residency: Residency,
+    /// Whether it holds a snapshot of the recurrent layers' state at its end, and can be restored from. `None` for a block
+    /// that is not held, and for a model without recurrent layers, where every held block can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<bool>,
     /// The request that wrote it, where one is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub written_by: Option<RequestId>,
@@ -175,7 +183,8 @@ pub struct Restore {
     pub common_prefix_tokens: Option<u64>,
     /// Tokens covered by blocks found through the hash chain.
     pub matched_tokens: u64,
-    /// Of those, up to the deepest block whose every layer has real state.
+    /// Of those, up to the deepest block whose every layer has real state at its end; with recurrent layers, the deepest
+    /// such block before the prompt's last token.
     pub matched_with_state_tokens: u64,
     /// The reusable checkpoint: tokens restored; computation starts here.
     pub checkpoint_tokens: u64,

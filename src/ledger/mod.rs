@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::event::{
     Body, Event, FinishReason, Gate, HistoryChange, LaneId, Nanos, Phase, RequestId, Restore, Route,
-    RunFacts, SegmentRun, Source, Stamp, TranscriptItem,
+    RunFacts, SegmentRun, SlotMemory, SnapshotsStored, Source, Stamp, TranscriptItem,
 };
 pub use latency::{Latency, Quantiles};
 pub use row::Row;
@@ -83,6 +83,9 @@ pub struct RequestFacts {
     pub canonical_tokens: Option<u64>,
     /// Blocks evicted to make room.
     pub evicted_blocks: Option<u64>,
+    /// Snapshots of recurrent state; `None` for a model without recurrent layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshots: Option<SnapshotsStored>,
     /// From arrival to the end.
     pub took: Option<Nanos>,
     /// What went wrong, where something did.
@@ -121,6 +124,7 @@ impl RequestFacts {
             stored_tokens: None,
             canonical_tokens: None,
             evicted_blocks: None,
+            snapshots: None,
             took: None,
             error: None,
         }
@@ -167,10 +171,12 @@ pub struct MemoryFacts {
     pub cached_blocks: u64,
     /// Blocks in use by running requests.
     pub live_blocks: u64,
-    /// Bytes of both.
+    /// Bytes of both, slots included.
     pub bytes: u64,
     /// The bound.
     pub limit_bytes: u64,
+    /// Slots; `None` for a model without recurrent layers.
+    pub slots: Option<SlotMemory>,
 }
 
 /// Requests that a session cut left out.
@@ -240,12 +246,13 @@ impl Ledger {
                     context_tokens: *context_tokens,
                 });
             }
-            Body::Memory { cached_blocks, live_blocks, bytes, limit_bytes } => {
+            Body::Memory { cached_blocks, live_blocks, bytes, limit_bytes, slots } => {
                 self.memory = Some(MemoryFacts {
                     cached_blocks: *cached_blocks,
                     live_blocks: *live_blocks,
                     bytes: *bytes,
                     limit_bytes: *limit_bytes,
+                    slots: *slots,
                 });
             }
             Body::StalePage { count } => self.stale_pages = self.stale_pages.max(*count),
@@ -316,10 +323,11 @@ impl Ledger {
                 request.decode = Some(*took);
                 request.phase = Phase::Store;
             }
-            Body::Stored { stored_tokens, canonical_tokens, evicted_blocks } => {
+            Body::Stored { stored_tokens, canonical_tokens, evicted_blocks, snapshots } => {
                 request.stored_tokens = Some(*stored_tokens);
                 request.canonical_tokens = Some(*canonical_tokens);
                 request.evicted_blocks = Some(*evicted_blocks);
+                request.snapshots = *snapshots;
             }
             Body::Finished { reason, took } => {
                 self.last_token.remove(&id);
@@ -412,7 +420,7 @@ impl Ledger {
         &self.lost
     }
 
-    /// Reads of pages whose generation did not match.
+    /// Reads of pages and slots whose generation did not match.
     pub fn stale_pages(&self) -> u64 {
         self.stale_pages
     }

@@ -50,7 +50,12 @@ fn body() -> impl Strategy<Value = Body> {
             text: "y".into(),
             took: Nanos(n),
         }),
-        any::<u64>().prop_map(|n| Body::Stored { stored_tokens: n, canonical_tokens: n, evicted_blocks: n }),
+        any::<u64>().prop_map(|n| Body::Stored {
+            stored_tokens: n,
+            canonical_tokens: n,
+            evicted_blocks: n,
+            snapshots: n.is_multiple_of(2).then_some(SnapshotsStored { stored: n, not_taken: n, dropped: n }),
+        }),
         any::<u64>().prop_map(|n| Body::Finished { reason: FinishReason::Stop, took: Nanos(n) }),
         Just(Body::Failed { message: "m".into() }),
         (lane, prop::option::of(0_u32..9)).prop_map(|(parent, at_turn)| Body::LaneOpened {
@@ -133,7 +138,12 @@ fn what_nobody_measured_is_null_and_what_was_measured_as_zero_is_zero() {
         assert!(row[field].is_null(), "{field} is {}", row[field]);
     }
     ledger.apply(&event(Body::Restored(Box::new(restore(0)))));
-    ledger.apply(&event(Body::Stored { stored_tokens: 0, canonical_tokens: 0, evicted_blocks: 0 }));
+    ledger.apply(&event(Body::Stored {
+        stored_tokens: 0,
+        canonical_tokens: 0,
+        evicted_blocks: 0,
+        snapshots: None,
+    }));
     let row = serde_json::to_value(&ledger.rows()[0]).unwrap();
     assert_eq!((&row["checkpoint_tokens"], &row["stored_tokens"]), (&0.into(), &0.into()));
 }

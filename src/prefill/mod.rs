@@ -4,10 +4,16 @@
 
 use std::ops::Range;
 
-/// The next chunk of a dense prefill: from `computed` on, at most `chunk_tokens`, never past the prompt. Empty when
-/// the prompt is computed.
-pub fn dense_chunk(computed: usize, prompt_tokens: usize, chunk_tokens: usize) -> Range<usize> {
+/// The next chunk of a dense prefill: from `computed` on, at most `chunk_tokens`, never past the prompt, nor past `stop`,
+/// where recurrent state is to be captured. Empty when the prompt is computed.
+pub fn dense_chunk(
+    computed: usize,
+    prompt_tokens: usize,
+    chunk_tokens: usize,
+    stop: Option<usize>,
+) -> Range<usize> {
     let end = prompt_tokens.min(computed.saturating_add(chunk_tokens.max(1)));
+    let end = stop.map_or(end, |stop| end.min(stop));
     computed.min(end)..end
 }
 
@@ -20,13 +26,20 @@ mod tests {
         for chunk in [0, 1, 7, 64, 1000] {
             let mut computed = 13;
             while computed < 300 {
-                let next = dense_chunk(computed, 300, chunk);
+                let next = dense_chunk(computed, 300, chunk, None);
                 assert_eq!(next.start, computed);
                 assert!(!next.is_empty() && next.len() <= chunk.max(1));
                 computed = next.end;
             }
             assert_eq!(computed, 300);
-            assert!(dense_chunk(computed, 300, chunk).is_empty());
+            assert!(dense_chunk(computed, 300, chunk, None).is_empty());
         }
+    }
+
+    #[test]
+    fn a_chunk_ends_where_state_is_captured() {
+        assert_eq!(dense_chunk(0, 300, 100, Some(64)), 0..64);
+        assert_eq!(dense_chunk(64, 300, 100, Some(256)), 64..164);
+        assert_eq!(dense_chunk(164, 300, 100, Some(256)), 164..256);
     }
 }

@@ -4,12 +4,18 @@
 //! recomputed state as surely as on a device that computes. Logits are drawn from that hash, so a reply depends on
 //! the whole context and on nothing else. A forward takes as long as a linear cost model says; it is the engine's clock
 //! that lets that time pass. So the scheduler, the cache and the interface run without weights, and repeat exactly.
+//!
+//! With `sim.snapshot_bytes` above zero the pseudo-model is a hybrid: the running state is read from a slot and written to
+//! a slot ([`slots`]), and pages only have to agree with it.
+
+mod slots;
 
 use crate::config::SimConfig;
 use crate::device::{
     DeviceError, Executor, ExecutorFacts, Forward, LogitRows, PageId, SlotId, Span, StateFlow,
 };
 use crate::event::{Identity, Nanos};
+use slots::Slots;
 
 /// Digest of a context: the state of its last position.
 type Digest = [u8; 32];
@@ -20,6 +26,7 @@ pub struct Sim {
     config: SimConfig,
     facts: ExecutorFacts,
     pages: Vec<Box<[Digest]>>,
+    slots: Slots,
 }
 
 impl Sim {
@@ -42,11 +49,12 @@ impl Sim {
             context_tokens: config.context_tokens,
             page_tokens,
             page_bytes: page_tokens * config.state_bytes_per_token,
-            slot_bytes: 0,
+            slot_bytes: config.snapshot_bytes,
         };
-        Sim { config: config.clone(), facts, pages: Vec::new() }
+        Sim { config: config.clone(), facts, pages: Vec::new(), slots: Slots::default() }
     }
 
+    /// The state before the span's first token, as its pages hold it.
     fn state_before(&self, span: &Span<'_>) -> Digest {
         let Some(last) = span.start.checked_sub(1) else { return self.facts.digest };
         self.pages[span.pages[last / self.facts.page_tokens].0 as usize][last % self.facts.page_tokens]
@@ -58,9 +66,34 @@ impl Sim {
         if end > covered {
             return Err(DeviceError::Contract(format!("{end} positions in pages for {covered}")));
         }
+        if span.tokens.is_empty() {
+            return Err(DeviceError::Contract("a span has no tokens".to_owned()));
+        }
         match span.pages.iter().find(|page| page.0 as usize >= self.pages.len()) {
             Some(page) => Err(DeviceError::Contract(format!("page {} is not reserved", page.0))),
             None => Ok(()),
+        }
+    }
+
+    /// The state before the span's first token. Both kinds of layers must stand at the same place of the same context.
+    fn enter(&self, span: &Span<'_>) -> Result<Digest, DeviceError> {
+        let attention = self.state_before(span);
+        match (self.facts.slot_bytes, span.state) {
+            (0, None) => Ok(attention),
+            (0, Some(flow)) => {
+                Err(DeviceError::Contract(format!("{flow:?} of a model without recurrent layers")))
+            }
+            (_, None) => Err(DeviceError::Contract("a span without recurrent state".to_owned())),
+            (_, Some(flow)) => {
+                let recurrent = self.slots.enter(flow, span.start, self.facts.digest)?;
+                if recurrent != attention {
+                    let start = span.start;
+                    return Err(DeviceError::Contract(format!(
+                        "{flow:?} at {start} and the span's pages are of two contexts"
+                    )));
+                }
+                Ok(recurrent)
+            }
         }
     }
 
@@ -94,7 +127,8 @@ impl Executor for Sim {
         &self.facts
     }
 
-    fn reserve(&mut self, pages: usize, _slots: usize) -> Result<(), DeviceError> {
+    fn reserve(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
+        self.slots.reserve(slots);
         let page_tokens = self.facts.page_tokens;
         if self.pages.len() < pages {
             self.pages.resize_with(pages, || vec![[0; 32]; page_tokens].into_boxed_slice());
@@ -105,11 +139,15 @@ impl Executor for Sim {
     fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError> {
         let mut logits = Vec::new();
         let mut us = self.config.forward_us;
+        spans.iter().try_for_each(|span| self.check(span))?;
+        Slots::check_batch(spans.iter().filter_map(|span| span.state))?;
         for span in spans {
-            self.check(span)?;
-            let mut state = self.state_before(span);
+            let before = self.enter(span)?;
+            let mut state = before;
+            let mut passed = Vec::new();
             for (offset, token) in span.tokens.iter().enumerate() {
                 state = advance(state, *token);
+                passed.push(state);
                 let position = span.start + offset;
                 let page = span.pages[position / self.facts.page_tokens];
                 self.pages[page.0 as usize][position % self.facts.page_tokens] = state;
@@ -118,17 +156,20 @@ impl Executor for Sim {
                     pseudo_logits(state, &mut logits);
                 }
             }
+            if let Some(flow) = span.state {
+                self.slots.leave(flow, span.start, before, passed);
+            }
             us += self.span_us(span);
         }
         Ok(Forward { logits, compute: Nanos::from_seconds(us / 1e6) })
     }
 
-    fn rewind(&mut self, flow: StateFlow, _tokens: usize) -> Result<(), DeviceError> {
-        Err(DeviceError::Contract(format!("{flow:?} of a model without recurrent layers")))
+    fn rewind(&mut self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {
+        self.slots.rewind(flow, tokens)
     }
 
-    fn slot_digest(&self, _slot: SlotId) -> [u8; 32] {
-        [0; 32]
+    fn slot_digest(&self, slot: SlotId) -> [u8; 32] {
+        self.slots.digest(slot)
     }
 
     fn restore_cost(&self, tokens: usize) -> Nanos {

@@ -145,25 +145,37 @@ fn describe(body: &Body) -> (&'static str, String) {
                 safe(text)
             ),
         ),
-        Body::Stored { stored_tokens, canonical_tokens, evicted_blocks } => (
+        Body::Stored { stored_tokens, canonical_tokens, evicted_blocks, snapshots } => (
             "stored",
             format!(
-                "{} tokens, restorable to {}, {} blocks evicted",
+                "{} tokens, restorable to {}, {} blocks evicted{}",
                 signed(i64::try_from(*stored_tokens).unwrap_or(i64::MAX)),
                 thousands(*canonical_tokens),
-                thousands(*evicted_blocks)
+                thousands(*evicted_blocks),
+                snapshots.map_or_else(String::new, |s| format!(
+                    "; {} snapshots stored, {} not taken, {} dropped",
+                    thousands(s.stored),
+                    thousands(s.not_taken),
+                    thousands(s.dropped)
+                ))
             ),
         ),
         Body::Finished { reason, took } => {
             ("finished", format!("{} after {}", reason.word(), duration(Some(*took))))
         }
         Body::Failed { message } => ("failed", safe(message)),
-        Body::Memory { cached_blocks, live_blocks, bytes, limit_bytes } => (
+        Body::Memory { cached_blocks, live_blocks, bytes, limit_bytes, slots } => (
             "memory",
             format!(
-                "{} cached and {} live blocks, {} of {}",
+                "{} cached and {} live blocks, {}{} of {}",
                 thousands(*cached_blocks),
                 thousands(*live_blocks),
+                slots.map_or_else(String::new, |s| format!(
+                    "{} snapshots and {} live slots ({}), ",
+                    thousands(s.snapshots),
+                    thousands(s.live),
+                    crate::tui::text::bytes(s.bytes)
+                )),
                 crate::tui::text::bytes(*bytes),
                 crate::tui::text::bytes(*limit_bytes)
             ),

@@ -24,10 +24,11 @@ pub fn title_note(model: &Model, pane: Pane) -> String {
         Pane::Events => format!("{} folded", thousands(model.ledger.events())),
         Pane::Log => match model.ledger.memory() {
             Some(memory) => format!(
-                "cache {} of {}, {} blocks",
+                "cache {} of {}, {} blocks{}",
                 bytes(memory.bytes),
                 bytes(memory.limit_bytes),
-                thousands(memory.cached_blocks.saturating_add(memory.live_blocks))
+                thousands(memory.cached_blocks.saturating_add(memory.live_blocks)),
+                memory.slots.map_or_else(String::new, |s| format!(", {} snapshots", thousands(s.snapshots)))
             ),
             None => String::new(),
         },

@@ -57,6 +57,8 @@ impl Run {
                 block_tokens: BLOCK,
                 context_tokens: 65_536,
                 state_bytes_per_token: 23_040,
+                snapshot_bytes: None,
+                snapshot_policy: None,
                 ram_bytes: 4 << 30,
                 clock: "virtual".into(),
                 session: "tools-change".into(),
@@ -148,7 +150,8 @@ impl Run {
             },
         );
         let canonical_tokens = prompt / BLOCK * BLOCK;
-        let stored = Body::Stored { stored_tokens: 512, canonical_tokens, evicted_blocks: 0 };
+        let stored =
+            Body::Stored { stored_tokens: 512, canonical_tokens, evicted_blocks: 0, snapshots: None };
         self.say(lane, request, stored);
         let took = Nanos(suffix * 3_400_000 + words * 22_000_000);
         self.say(lane, request, Body::Finished { reason: FinishReason::Stop, took });
@@ -157,6 +160,7 @@ impl Run {
             live_blocks: 0,
             bytes: prompt * 23_040,
             limit_bytes: 4 << 30,
+            slots: None,
         };
         self.say(None, None, memory);
         self.gate(Gate::BeforeTurn, turn.lane, Some(turn.turn + 1));
@@ -236,6 +240,7 @@ fn restore(turn: &Turn, prompt: u64, old: u64, first: bool) -> Restore {
             BlockFact {
                 index: index as u32,
                 residency,
+                snapshot: None,
                 written_by: known.then_some(RequestId(writer)),
                 written_at: known.then_some(Stamp(9_000_000_000)),
                 route: known.then_some(Route::Dense),

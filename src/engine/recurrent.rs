@@ -1,0 +1,153 @@
+//! The recurrent state of a running sequence: the slot it lives in, the snapshot it started from, those it captured.
+//!
+//! State moves by being written elsewhere. A span that ends at a boundary to be captured writes a fresh slot, which is
+//! from then on a snapshot; the next span reads that slot and writes the live one. Nothing is ever copied.
+
+use crate::cache::boundary::Boundaries;
+use crate::cache::chain::BlockHash;
+use crate::cache::pool::SlotRef;
+use crate::cache::{Cache, CacheFull, Captured, StaleState};
+use crate::device::StateFlow;
+use crate::event::{RequestId, Stamp};
+
+/// Slots a sequence holds, and where its state is among them.
+#[derive(Debug)]
+pub(super) struct RecurrentState {
+    boundaries: Boundaries,
+    live: SlotRef,
+    /// The slot with the state after the tokens computed so far; `None` before the first.
+    at: Option<SlotRef>,
+    /// The snapshot that was restored, held until the first span has read it.
+    restored: Option<SlotRef>,
+    /// A slot for the capture that comes next.
+    fresh: Option<SlotRef>,
+    captured: Vec<Captured>,
+    not_taken: u64,
+    dropped_before: u64,
+}
+
+impl RecurrentState {
+    /// The state of a sequence that starts from a snapshot at a block's end, or from nothing.
+    pub(super) fn start(
+        cache: &mut Cache,
+        boundaries: Boundaries,
+        snapshot: Option<(BlockHash, SlotRef)>,
+    ) -> Result<RecurrentState, CacheFull> {
+        let live = cache.allocate_live_slot()?;
+        let restored = snapshot.map(|(block, slot)| {
+            cache.hold_snapshot(&block, slot);
+            slot
+        });
+        Ok(RecurrentState {
+            boundaries,
+            live,
+            at: restored,
+            restored,
+            fresh: None,
+            captured: Vec::new(),
+            not_taken: 0,
+            dropped_before: cache.dropped_snapshots(),
+        })
+    }
+
+    /// Where the prefill chunk that starts at `position` must end at the latest.
+    pub(super) fn next_stop(&self, position: usize) -> Option<usize> {
+        self.boundaries.next_in_prompt(position)
+    }
+
+    /// Gets a slot for the capture at `end`, if there is to be one and room for it.
+    pub(super) fn prepare(&mut self, end: usize, request: RequestId, cache: &mut Cache, now: Stamp) {
+        if !self.boundaries.captures(end) || self.fresh.is_some() {
+            return;
+        }
+        self.fresh = cache.allocate_snapshot(request, now).or_else(|| self.replace_own(end));
+    }
+
+    /// The slot of an earlier capture of this sequence that the one at `end` is worth more than.
+    fn replace_own(&mut self, end: usize) -> Option<SlotRef> {
+        let boundaries = self.boundaries;
+        let replaceable = |captured: &Captured| {
+            // The state itself may be standing there.
+            Some(captured.slot) != self.at
+                && boundaries.replaces(end, captured.blocks * boundaries.block_tokens)
+        };
+        let oldest = self.captured.iter().position(replaceable)?;
+        let Captured { blocks, slot } = self.captured.remove(oldest);
+        // One that would have been dropped anyway is no loss.
+        let superseded = boundaries.supersedes(end, blocks * boundaries.block_tokens);
+        self.not_taken += u64::from(!superseded);
+        Some(slot)
+    }
+
+    /// Fails when a slot that the next span reads or writes is not the sequence's any more.
+    pub(super) fn check(&self, cache: &Cache) -> Result<(), StaleState> {
+        [Some(self.live), self.at, self.fresh]
+            .into_iter()
+            .flatten()
+            .try_for_each(|slot| cache.check_slot(slot))
+    }
+
+    /// The flow of the span that ends at `end`.
+    pub(super) fn flow(&self, end: usize) -> StateFlow {
+        StateFlow { from: self.at.map(SlotRef::id), to: self.target(end).id(), revocable: false }
+    }
+
+    fn target(&self, end: usize) -> SlotRef {
+        self.fresh.filter(|_| self.boundaries.captures(end)).unwrap_or(self.live)
+    }
+
+    /// Takes note that the span which ends at `end` has been computed.
+    pub(super) fn advance(&mut self, end: usize, cache: &mut Cache) {
+        self.at = Some(self.target(end));
+        if let Some(restored) = self.restored.take() {
+            cache.release_snapshot(restored);
+        }
+        if !self.boundaries.captures(end) {
+            return;
+        }
+        let Some(slot) = self.fresh.take() else {
+            self.not_taken += 1;
+            return;
+        };
+        let Boundaries { block_tokens, .. } = self.boundaries;
+        let boundaries = self.boundaries;
+        self.captured.retain(|earlier| {
+            let superseded = boundaries.supersedes(end, earlier.blocks * block_tokens);
+            if superseded {
+                cache.release_snapshot(earlier.slot);
+            }
+            !superseded
+        });
+        self.captured.push(Captured { blocks: end / block_tokens, slot });
+    }
+
+    /// What was captured and not given up since.
+    pub(super) fn captured(&self) -> &[Captured] {
+        &self.captured
+    }
+
+    /// Boundaries that were to be captured and are not.
+    pub(super) fn not_taken(&self) -> u64 {
+        self.not_taken
+    }
+
+    /// Snapshots the cache had dropped when the sequence started.
+    pub(super) fn dropped_before(&self) -> u64 {
+        self.dropped_before
+    }
+
+    /// Gives every slot back.
+    pub(super) fn release(self, cache: &mut Cache) {
+        let captured = self.captured.iter().map(|captured| captured.slot);
+        for slot in captured.chain(self.restored).chain(self.fresh) {
+            cache.release_snapshot(slot);
+        }
+        cache.release_live_slot(self.live);
+    }
+
+    /// Slots the next span reads or writes.
+    #[cfg(test)]
+    pub(super) fn slots(&self) -> Vec<SlotRef> {
+        [Some(self.live), self.at].into_iter().flatten().collect()
+    }
+}

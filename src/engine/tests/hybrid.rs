@@ -1,0 +1,483 @@
+//! The engine on a hybrid: recurrent state restored from snapshots, against the same requests without a cache.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::event::{Residency, Restore, SlotMemory};
+
+/// Tokens a block holds here: many boundaries in short prompts.
+const SHORT: usize = 16;
+
+/// Tokens no prompt here exceeds.
+const LONGEST: usize = 480;
+
+const REPLY: u64 = 20;
+
+/// Ground with room for every running sequence at its longest, and for `snapshots` snapshots or a few more.
+fn ground(policy: SnapshotPolicy, chunk_tokens: usize, max_sequences: usize, snapshots: usize) -> Ground {
+    let needed = max_sequences * (LONGEST + REPLY as usize).div_ceil(SHORT);
+    // Half of what the live slots leave is for snapshots.
+    let half = needed.max(snapshots);
+    let slot_bytes = half.checked_div(snapshots).unwrap_or(half + 1);
+    let budget = Budget {
+        limit_bytes: (max_sequences * slot_bytes + 2 * half) as u64,
+        page_bytes: 1,
+        slot_bytes: slot_bytes as u64,
+        sequences: max_sequences,
+    };
+    Ground {
+        scheduling: SchedulerConfig { max_sequences, chunk_tokens },
+        policy,
+        block_tokens: SHORT,
+        budget,
+    }
+}
+
+fn prompt(seed: usize, length: usize) -> Vec<u32> {
+    (0..length).map(|i| ((seed + 3) * 101 + i * 7) as u32 % 5_000).collect()
+}
+
+fn request(tokens: Vec<u32>) -> Submission {
+    submission(tokens, REPLY)
+}
+
+fn serve(scheduler: &mut Scheduler<'_>, tokens: Vec<u32>, clock: &mut Clock, out: &mut Emitter) -> RequestId {
+    let id = scheduler.submit(request(tokens), clock, out);
+    drain(scheduler, clock, out);
+    id
+}
+
+fn restores(events: &[Event]) -> Vec<&Restore> {
+    events
+        .iter()
+        .filter_map(|event| match &event.body {
+            Body::Restored(restore) => Some(&**restore),
+            _ => None,
+        })
+        .collect()
+}
+
+/// What a request said, by number.
+fn replies(events: &[Event]) -> BTreeMap<RequestId, Vec<u32>> {
+    let mut replies: BTreeMap<RequestId, Vec<u32>> = BTreeMap::new();
+    for event in events {
+        if let Body::Token { token, .. } = event.body {
+            replies.entry(event.request.unwrap()).or_default().push(token);
+        }
+    }
+    replies
+}
+
+/// Something a researcher does to one of the histories.
+#[derive(Debug, Clone)]
+enum Change {
+    /// The next turn, after the model's reply or after another one.
+    Append { live: bool },
+    /// Another text from some point on, in the same history or in a new one.
+    Edit { at: prop::sample::Index, fork: bool },
+    /// The same prompt again.
+    Again,
+}
+
+#[derive(Debug, Clone)]
+struct Step {
+    lane: prop::sample::Index,
+    change: Change,
+    tokens: usize,
+    /// Scheduler steps after which the request is cancelled.
+    cancel: Option<usize>,
+    /// Runs together with the request before it.
+    together: bool,
+    evict_first: bool,
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    prop_oneof![
+        4 => any::<bool>().prop_map(|live| Change::Append { live }),
+        2 => (any::<prop::sample::Index>(), any::<bool>()).prop_map(|(at, fork)| Change::Edit { at, fork }),
+        1 => Just(Change::Again),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let cancel = prop_oneof![5 => Just(None), 1 => (0_usize..30).prop_map(Some)];
+    (
+        any::<prop::sample::Index>(),
+        change(),
+        1_usize..120,
+        cancel,
+        prop::bool::weighted(0.3),
+        prop::bool::weighted(0.05),
+    )
+        .prop_map(|(lane, change, tokens, cancel, together, evict_first)| Step {
+            lane,
+            change,
+            tokens,
+            cancel,
+            together,
+            evict_first,
+        })
+}
+
+/// A history: its last prompt, and what the model said after it.
+#[derive(Debug, Clone, Default)]
+struct History {
+    prompt: Vec<u32>,
+    reply: Vec<u32>,
+}
+
+impl History {
+    fn next(&self, seed: usize, step: &Step) -> Vec<u32> {
+        let fresh = prompt(seed, step.tokens);
+        let mut tokens = self.prompt.clone();
+        match step.change {
+            Change::Append { live: true } => tokens.extend(&self.reply),
+            Change::Append { live: false } => {}
+            Change::Edit { at, .. } => tokens.truncate(at.index(tokens.len() + 1)),
+            Change::Again if !tokens.is_empty() => return tokens,
+            Change::Again => {}
+        }
+        tokens.extend(fresh);
+        tokens.truncate(LONGEST);
+        tokens
+    }
+}
+
+/// Runs the steps, checks after each group that nothing leaks, and gives the events.
+fn play(ground: &Ground, steps: &[Step], use_cache: bool) -> Vec<Event> {
+    let ((), events) = ground.run(|scheduler, clock, out| {
+        let mut histories = vec![History::default()];
+        let mut at = 0;
+        while at < steps.len() {
+            let together = 1 + steps[at + 1..].iter().take_while(|step| step.together).count();
+            if steps[at].evict_first {
+                scheduler.evict_all(clock);
+            }
+            let mut lanes = BTreeMap::new();
+            for (n, step) in steps.iter().enumerate().skip(at).take(together) {
+                let mut lane = step.lane.index(histories.len());
+                let tokens = histories[lane].next(n, step);
+                if matches!(step.change, Change::Edit { fork: true, .. }) {
+                    histories.push(histories[lane].clone());
+                    lane = histories.len() - 1;
+                }
+                let submission = Submission { use_cache, ..request(tokens.clone()) };
+                lanes.insert(scheduler.submit(submission, clock, out), (n, lane, tokens));
+            }
+            for count in 0.. {
+                for (id, (n, ..)) in &lanes {
+                    if steps[*n].cancel == Some(count) {
+                        scheduler.cancel(*id, clock, out);
+                    }
+                }
+                if scheduler.is_idle() {
+                    break;
+                }
+                for ended in scheduler.step(clock, out).ended {
+                    let (n, lane, prompt) = lanes.remove(&ended.request).unwrap();
+                    let served = ended.served.expect("the request was served");
+                    let reply = served.tokens[served.prompt_tokens..].to_vec();
+                    // A request that was to be cancelled may have ended before, with a cache and not without one.
+                    if steps[n].cancel.is_none() {
+                        histories[lane] = History { prompt, reply };
+                    }
+                }
+            }
+            let cache = scheduler.cache_mut();
+            assert_eq!(cache.used_pages(), cache.cached_blocks(), "a page leaks");
+            assert_eq!(cache.used_slots(), cache.cached_snapshots(), "a slot leaks");
+            let (pages, slots) = cache.high_water();
+            assert!(ground.budget.allows(pages, slots), "{pages} pages and {slots} slots");
+            at += together;
+        }
+    });
+    events
+}
+
+fn policy() -> impl Strategy<Value = SnapshotPolicy> {
+    prop::sample::select(vec![SnapshotPolicy::Every, SnapshotPolicy::Last, SnapshotPolicy::None])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever is appended, edited, forked, cancelled and evicted, with however little room: the replies are those without
+    /// a cache, every figure adds up, and no state is ever read that does not stand where it should (the device would refuse).
+    #[test]
+    fn a_hybrid_says_the_same_with_and_without_a_cache(
+        steps in prop::collection::vec(step(), 1..14),
+        policy in policy(),
+        chunk_tokens in 1_usize..120,
+        max_sequences in 1_usize..4,
+        snapshots in 0_usize..40,
+    ) {
+        let ground = ground(policy, chunk_tokens, max_sequences, snapshots);
+        let cached = play(&ground, &steps, true);
+        let uncached = play(&ground, &steps, false);
+        for events in [&cached, &uncached] {
+            let failed = events.iter().find(|e| matches!(e.body, Body::Failed { .. } | Body::StalePage { .. }));
+            prop_assert_eq!(failed, None);
+        }
+        let (cached_replies, uncached_replies) = (replies(&cached), replies(&uncached));
+        for (n, _) in steps.iter().enumerate().filter(|(_, step)| step.cancel.is_none()) {
+            let id = RequestId(n as u64 + 1);
+            prop_assert_eq!(&cached_replies[&id], &uncached_replies[&id]);
+        }
+        let prompts: BTreeMap<_, _> = cached
+            .iter()
+            .filter_map(|event| match &event.body {
+                Body::Arrived(arrival) => Some((event.request, arrival.prompt_tokens)),
+                _ => None,
+            })
+            .collect();
+        for event in &cached {
+            match &event.body {
+                Body::Restored(restore) => {
+                    let lost: u64 = restore.losses.iter().map(|loss| loss.tokens).sum();
+                    prop_assert_eq!(lost + restore.checkpoint_tokens, prompts[&event.request]);
+                    prop_assert!(restore.checkpoint_tokens <= restore.matched_with_state_tokens);
+                    prop_assert!(restore.matched_with_state_tokens <= restore.matched_tokens);
+                    prop_assert!(policy != SnapshotPolicy::None || restore.checkpoint_tokens == 0);
+                    for block in &restore.blocks {
+                        let held = !matches!(block.residency, Residency::Missing | Residency::Evicted);
+                        prop_assert_eq!(block.snapshot.is_some(), held);
+                    }
+                }
+                Body::Memory { bytes, limit_bytes, slots, .. } => {
+                    prop_assert!(bytes <= limit_bytes);
+                    prop_assert!(slots.is_some_and(|slots| slots.bytes <= *bytes));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn with_snapshots_everywhere_a_hybrid_restores_what_attention_layers_would() {
+    let hybrid = ground(SnapshotPolicy::Every, 50, 1, 200);
+    let sliceable = Ground { budget: Budget { slot_bytes: 0, ..hybrid.budget }, ..hybrid.clone() };
+    let first = prompt(0, 300);
+    let edited: Vec<u32> = first[..170].iter().copied().chain(prompt(1, 90)).collect();
+    let checkpoints = |ground: &Ground| {
+        let ((), events) = ground.run(|scheduler, clock, out| {
+            for tokens in [&first, &edited, &first] {
+                serve(scheduler, tokens.clone(), clock, out);
+            }
+        });
+        restores(&events).iter().map(|restore| restore.checkpoint_tokens).collect::<Vec<_>>()
+    };
+    assert_eq!(checkpoints(&hybrid), checkpoints(&sliceable));
+    assert_eq!(checkpoints(&hybrid), [0, 160, 288]);
+}
+
+#[test]
+fn the_last_policy_serves_appending_and_not_editing() {
+    let ground = ground(SnapshotPolicy::Last, 1_000, 1, 10);
+    let first = prompt(0, 300);
+    let (_, events) = ground.run(|scheduler, clock, out| {
+        serve(scheduler, first.clone(), clock, out);
+        let appended = first.iter().copied().chain(prompt(1, 50)).collect();
+        serve(scheduler, appended, clock, out);
+        let edited = first[..200].iter().copied().chain(prompt(2, 50)).collect();
+        serve(scheduler, edited, clock, out);
+    });
+    let restores = restores(&events);
+    assert_eq!(restores.iter().map(|r| r.checkpoint_tokens).collect::<Vec<_>>(), [0, 288, 0]);
+    assert_eq!((restores[2].matched_tokens, restores[2].cause), (192, Cause::NoSnapshot));
+    let stored = events.iter().find_map(|event| match event.body {
+        Body::Stored { snapshots, .. } => snapshots,
+        _ => None,
+    });
+    // The reply passes the boundary at 304 and does not reach the next one.
+    let stored = stored.unwrap();
+    assert_eq!((stored.stored, stored.not_taken, stored.dropped), (2, 0, 0));
+}
+
+#[test]
+fn a_live_reply_is_restored_up_to_its_last_whole_block() {
+    for policy in [SnapshotPolicy::Every, SnapshotPolicy::Last] {
+        let ground = ground(policy, 64, 1, 40);
+        let (_, events) = ground.run(|scheduler, clock, out| {
+            let first = prompt(0, 60);
+            scheduler.submit(Submission { max_output_tokens: 60, ..request(first) }, clock, out);
+            let mut served = None;
+            while !scheduler.is_idle() {
+                served = scheduler.step(clock, out).ended.pop().and_then(|ended| ended.served).or(served);
+            }
+            let mut tokens = served.unwrap().tokens;
+            tokens.extend(prompt(1, 5));
+            serve(scheduler, tokens, clock, out);
+        });
+        let restored = restores(&events)[1].checkpoint_tokens;
+        assert_eq!(restored, 112, "{policy:?}: 60 tokens and 59 of the reply");
+    }
+}
+
+#[test]
+fn with_one_slot_for_snapshots_the_newest_boundary_wins() {
+    let ground = ground(SnapshotPolicy::Every, 8, 1, 1);
+    let (_, events) = ground.run(|scheduler, clock, out| {
+        let first = prompt(0, 200);
+        scheduler.submit(Submission { max_output_tokens: 4, ..request(first.clone()) }, clock, out);
+        drain(scheduler, clock, out);
+        serve(scheduler, first.into_iter().chain(prompt(1, 50)).collect(), clock, out);
+    });
+    assert_eq!(restores(&events)[1].checkpoint_tokens, 192);
+    let ledger = events.iter().fold(Ledger::new(), |mut ledger, event| {
+        ledger.apply(event);
+        ledger
+    });
+    let stored = ledger.requests().next().unwrap().snapshots.unwrap();
+    assert_eq!((stored.stored, stored.not_taken), (1, 11));
+}
+
+#[test]
+fn a_cancelled_prefill_of_a_hybrid_can_be_taken_up_again() {
+    let ground = ground(SnapshotPolicy::Every, 40, 1, 40);
+    let (_, events) = ground.run(|scheduler, clock, out| {
+        let tokens = prompt(0, 300);
+        let id = scheduler.submit(request(tokens.clone()), clock, out);
+        for _ in 0..5 {
+            scheduler.step(clock, out);
+        }
+        scheduler.cancel(id, clock, out);
+        serve(scheduler, tokens, clock, out);
+    });
+    assert!(restores(&events)[1].checkpoint_tokens >= 3 * SHORT as u64);
+}
+
+#[test]
+fn memory_counts_snapshots_and_live_slots() {
+    let ground = ground(SnapshotPolicy::Every, 64, 1, 40);
+    let ((used_bytes, snapshots), events) = ground.run(|scheduler, clock, out| {
+        serve(scheduler, prompt(0, 100), clock, out);
+        (scheduler.cache_mut().used_bytes(), scheduler.cache_mut().cached_snapshots() as u64)
+    });
+    let memory = events.iter().rev().find_map(|event| match event.body {
+        Body::Memory { bytes, slots, .. } => Some((bytes, slots)),
+        _ => None,
+    });
+    let slots = SlotMemory { snapshots, live: 0, bytes: snapshots * ground.budget.slot_bytes };
+    assert_eq!(memory, Some((used_bytes, Some(slots))));
+    assert!(snapshots >= 6);
+}
+
+#[test]
+fn a_stale_live_slot_ends_the_request_and_harms_no_other() {
+    let ground = ground(SnapshotPolicy::Every, 32, 2, 40);
+    let ((), events) = ground.run(|scheduler, clock, out| {
+        let victim = scheduler.submit(request(prompt(0, 200)), clock, out);
+        scheduler.submit(request(prompt(1, 100)), clock, out);
+        for _ in 0..5 {
+            scheduler.step(clock, out);
+        }
+        let live = scheduler.held_slots(victim)[0];
+        scheduler.cache_mut().corrupt_slot_generation(live);
+        drain(scheduler, clock, out);
+    });
+    assert_one_stale_read(&events, 1);
+}
+
+#[test]
+fn a_stale_snapshot_is_refused_before_it_is_read() {
+    let ground = ground(SnapshotPolicy::Every, 32, 2, 40);
+    let ((), events) = ground.run(|scheduler, clock, out| {
+        let tokens = prompt(0, 200);
+        serve(scheduler, tokens.clone(), clock, out);
+        let endpoints = scheduler.cache_mut().find(&tokens).endpoints;
+        let deepest = endpoints.iter().rev().find_map(|endpoint| endpoint.snapshot()).unwrap();
+        scheduler.cache_mut().corrupt_slot_generation(deepest);
+        serve(scheduler, tokens, clock, out);
+        serve(scheduler, prompt(1, 100), clock, out);
+    });
+    assert_one_stale_read(&events, 2);
+}
+
+fn assert_one_stale_read(events: &[Event], finished: usize) {
+    let failed: Vec<_> = events
+        .iter()
+        .filter_map(|event| match &event.body {
+            Body::Failed { message } => Some(message),
+            _ => None,
+        })
+        .collect();
+    assert!(failed.len() == 1 && failed[0].starts_with("slot "), "{failed:?}");
+    assert!(events.iter().any(|event| event.body == Body::StalePage { count: 1 }));
+    assert_eq!(events.iter().filter(|e| matches!(e.body, Body::Finished { .. })).count(), finished);
+}
+
+#[test]
+fn a_bound_without_room_for_one_sequence_says_so() {
+    let mut ground = ground(SnapshotPolicy::Every, 64, 2, 0);
+    ground.budget.limit_bytes = ground.budget.slot_bytes - 1;
+    let ((), events) = ground.run(|scheduler, clock, out| {
+        serve(scheduler, prompt(0, 20), clock, out);
+        assert_eq!((scheduler.cache_mut().used_pages(), scheduler.cache_mut().used_slots()), (0, 0));
+    });
+    let failed = events.iter().find_map(|event| match &event.body {
+        Body::Failed { message } => Some(message.as_str()),
+        _ => None,
+    });
+    assert!(failed.is_some_and(|message| message.contains("cache.ram_bytes")), "{failed:?}");
+}
+
+#[test]
+fn sequences_wait_for_a_live_slot_where_the_bound_holds_fewer_than_may_run() {
+    let mut ground = ground(SnapshotPolicy::None, 64, 3, 0);
+    ground.budget = Budget { limit_bytes: 25, slot_bytes: 10, ..ground.budget };
+    let ((), events) = ground.run(|scheduler, clock, out| {
+        for n in 0..3 {
+            scheduler.submit(request(prompt(n, 10)), clock, out);
+        }
+        drain(scheduler, clock, out);
+    });
+    assert_eq!(events.iter().filter(|e| matches!(e.body, Body::Finished { .. })).count(), 3);
+}
+
+#[test]
+fn a_hybrid_session_replays_with_forks_and_its_events_repeat() {
+    let config = || {
+        let mut config = config();
+        config.sim.snapshot_bytes = 1 << 20;
+        config
+    };
+    let events = |config| serde_json::to_vec(&replay(config, session(5)).0).unwrap();
+    assert_eq!(events(config()), events(config()));
+    let (_, plain) = replay(super::config(), session(5));
+    let (events, hybrid) = replay(config(), session(5));
+    let checkpoints = |ledger: &Ledger| ledger.requests().map(|r| r.checkpoint()).collect::<Vec<_>>();
+    assert_eq!(checkpoints(&plain), checkpoints(&hybrid));
+    assert!(
+        hybrid.run().unwrap().snapshot_bytes == Some(1 << 20)
+            && plain.run().unwrap().snapshot_bytes.is_none()
+    );
+    assert!(events.iter().all(|event| !matches!(event.body, Body::Failed { .. })));
+    assert_eq!(hybrid.memory().unwrap().slots.unwrap().live, 0);
+
+    let mut bench = Bench::start(config(), session(4));
+    bench.send(Command::Run { lane: A });
+    bench.until_gate(Gate::Ended);
+    bench.send(Command::Fork { lane: A, turn: 2, role: Role::User, content: "another step. ".repeat(30) });
+    bench.until(|e| matches!(e.body, Body::LaneOpened { parent: Some(_), .. }));
+    bench.send(Command::Run { lane: LaneId(1) });
+    bench.until_gate(Gate::Ended);
+    bench.send(Command::EvictAll);
+    let (_, ledger) = bench.end();
+    let fork = ledger.lane_requests(LaneId(1)).next().unwrap();
+    assert!(fork.checkpoint().unwrap() >= ledger.lane_requests(A).next().unwrap().canonical_tokens.unwrap());
+}
+
+#[test]
+fn without_snapshots_every_request_starts_over_and_says_why() {
+    let mut config = config();
+    config.sim.snapshot_bytes = 1 << 20;
+    config.cache.snapshot_policy = SnapshotPolicy::None;
+    let (_, ledger) = replay(config, session(3));
+    let requests: Vec<_> = ledger.requests().collect();
+    assert!(requests.iter().all(|request| request.checkpoint() == Some(0)));
+    let restore = requests[2].restore.as_ref().unwrap();
+    assert_eq!((restore.cause, restore.matched_with_state_tokens), (Cause::NoSnapshot, 0));
+    assert!(restore.matched_tokens > 0 && restore.blocks[0].residency == Residency::Placeholder);
+    assert_eq!(requests[2].canonical_tokens, Some(0));
+}
