@@ -154,9 +154,11 @@ impl<'a> Planner<'a> {
                 self.find_experts(site, part, (rows, cols))
             }
             TensorRole::Layer(_, Part::DeltaConvolution) => {
-                let found = self.get(&name, &module)?;
-                if let Some(found) = &found {
+                let mut found = self.get(&name, &module)?;
+                if let Some(found) = &mut found {
                     self.check(found, &[&[rows, cols, 1], &[rows, 1, cols]])?;
+                    // Either way a channel's taps are beside each other.
+                    found.dims = vec![rows, cols];
                 }
                 Ok(whole(found))
             }

@@ -16,7 +16,10 @@ fn contents(folder: &Path) -> BTreeMap<String, (usize, usize, String)> {
     let tensor = |role: TensorRole| {
         let tensor = folder.tensor(role).unwrap()?;
         let data = match &tensor.data {
-            TensorData::Plain(_, bytes) => format!("{}", blake3::hash(bytes)),
+            TensorData::Plain(float, bytes) => {
+                assert_eq!(bytes.len(), tensor.rows * tensor.cols * float.bytes(), "{role:?}");
+                format!("{}", blake3::hash(bytes))
+            }
             other => format!("{}", blake3::hash(format!("{other:?}").as_bytes())),
         };
         Some((format!("{role:?}"), (tensor.rows, tensor.cols, data)))
