@@ -164,13 +164,13 @@ fn without_snapshot(found: &Found, placeholders: Range<usize>) -> String {
     let fate = match found.endpoints[deepest] {
         Endpoint::Dropped(dropped) => {
             let (at, request) = (dropped.at.seconds(), dropped.for_request.0);
-            format!("lost its snapshot at {at:.1} s to make room for request {request}")
+            format!("lost its own at {at:.1} s to make room for request {request}")
         }
-        _ => "was stored without one".to_owned(),
+        _ => "was stored without".to_owned(),
     };
     let last = match placeholders.start.checked_sub(1) {
-        Some(last) => format!("block {last} has the last snapshot"),
-        None => "no block before it has a snapshot".to_owned(),
+        Some(last) => format!("block {last} has the last one"),
+        None => "no block has one".to_owned(),
     };
     format!("{last}; block {deepest}, written by request {writer}, {fate}")
 }

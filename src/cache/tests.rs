@@ -429,7 +429,7 @@ mod restore_facts {
         assert_eq!(facts.cause, Cause::NoSnapshot);
         let loss = facts.losses.iter().find(|l| l.cause == Cause::NoSnapshot).unwrap();
         assert_eq!(loss.tokens, 8);
-        let words = "block 3 has the last snapshot; block 5, written by request 7, was stored without one";
+        let words = "block 3 has the last one; block 5, written by request 7, was stored without";
         assert_eq!(loss.detail, words);
         let rack: Vec<_> = facts.blocks.iter().map(|b| (b.residency, b.snapshot)).collect();
         use Residency::{Missing, Placeholder, Ram};
@@ -459,7 +459,7 @@ mod restore_facts {
         let after = facts(&mut cache, &prompt, HistoryChange::Append, Some(&prompt));
         assert_eq!((after.checkpoint_tokens, after.cause), (0, Cause::NoSnapshot));
         let loss = after.losses.iter().find(|l| l.cause == Cause::NoSnapshot).unwrap();
-        assert!(loss.detail.starts_with("no block before it has a snapshot; block 2"), "{}", loss.detail);
+        assert!(loss.detail.starts_with("no block has one; block 2"), "{}", loss.detail);
         assert!(loss.detail.ends_with("to make room for request 2"), "{}", loss.detail);
     }
 

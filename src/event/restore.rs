@@ -76,7 +76,7 @@ impl Cause {
             Cause::BlockFloor => "tail does not fill a block",
             Cause::Evicted => "block evicted",
             Cause::NeverStored => "computed before, never stored",
-            Cause::NoSnapshot => "no snapshot there",
+            Cause::NoSnapshot => "no recurrent snapshot",
             Cause::PlaceholderRefused => "placeholder refused",
             Cause::LastTokenComputed => "last token is always computed",
             Cause::CacheOff => "cache is off",

@@ -33,6 +33,8 @@ pub struct Row {
     pub fresh_tokens: Option<u64>,
     /// Tokens newly stored.
     pub stored_tokens: Option<u64>,
+    /// Snapshots of recurrent state; null for a model without recurrent layers.
+    pub snapshots: Option<crate::event::SnapshotsStored>,
     /// `cache_hit`, `dense` or `sparse`.
     pub route: Option<&'static str>,
     /// Whether the checkpoint fell.
@@ -94,6 +96,7 @@ impl Row {
             uncached_suffix: request.uncached_suffix,
             fresh_tokens: request.fresh_tokens(),
             stored_tokens: request.stored_tokens,
+            snapshots: request.snapshots,
             route: request.route.map(|r| r.word()),
             cliff: step.map(|s| s.cliff),
             cause: request.cause_sentence(),

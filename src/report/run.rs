@@ -1,7 +1,7 @@
 //! A run as a table: what `replay` prints, and `inspect` for a recording.
 
 use super::{Align, Table, counted, or_dash, rate, seconds, signed_thousands, thousands};
-use crate::event::RunFacts;
+use crate::event::{RunFacts, SnapshotsStored};
 use crate::ledger::{Latency, Ledger, Row, SessionCutFacts};
 
 /// What ran on what, in one line.
@@ -16,10 +16,13 @@ pub fn run_line(facts: &RunFacts) -> String {
         clock,
         replay_mode,
         block_tokens,
+        snapshot_policy,
         ..
     } = facts;
+    let snapshots =
+        snapshot_policy.as_ref().map_or_else(String::new, |policy| format!(" · snapshots {policy}"));
     format!(
-        "{session} · {model} {precision} · {device} {kernel} {} · {clock} clock · {replay_mode} · blocks of {block_tokens}",
+        "{session} · {model} {precision} · {device} {kernel} {} · {clock} clock · {replay_mode} · blocks of {block_tokens}{snapshots}",
         identity.word()
     )
 }
@@ -104,14 +107,29 @@ pub fn summary(ledger: &Ledger) -> String {
         turns => format!("cliffs at turns {}", turns.join(", ")),
     };
     format!(
-        "{} · prompt {} · from the checkpoint {}{share} · uncached {} · Σ ttft {} · {cliffs}\n{}ledger: {}\n",
+        "{} · prompt {} · from the checkpoint {}{share} · uncached {} · Σ ttft {} · {cliffs}\n{}{}ledger: {}\n",
         counted(rows.len() as u64, "request"),
         thousands(prompt),
         thousands(restored),
         thousands(total(|r| r.uncached_suffix)),
         seconds(waited),
         latencies(ledger),
+        snapshots(&rows),
         ledger.facts_hash()
+    )
+}
+
+/// A line about snapshots of recurrent state; nothing for a model that has none.
+fn snapshots(rows: &[Row]) -> String {
+    let counts = rows.iter().filter_map(|row| row.snapshots).reduce(|sum, row| SnapshotsStored {
+        stored: sum.stored.saturating_add(row.stored),
+        not_taken: sum.not_taken.saturating_add(row.not_taken),
+        dropped: sum.dropped.saturating_add(row.dropped),
+    });
+    let Some(SnapshotsStored { stored, not_taken, dropped }) = counts else { return String::new() };
+    let [stored, not_taken, dropped] = [stored, not_taken, dropped].map(thousands);
+    format!(
+        "snapshots stored {stored}, not taken for want of room {not_taken}, dropped to make room {dropped}\n"
     )
 }
 

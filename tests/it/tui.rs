@@ -283,6 +283,60 @@ fn absurd_figures_draw_too() {
     }
 }
 
+/// A hybrid of which the last request found blocks beyond its last snapshot.
+fn hybrid() -> Bench {
+    let mut events = sample::session().events();
+    let last = events.iter().rposition(|event| matches!(event.body, Body::Restored(_))).unwrap();
+    let Body::Restored(restore) = &mut events[last].body else { unreachable!() };
+    let held = restore.blocks.iter().filter(|block| block.residency == Residency::Ram).count();
+    let restored = held - 12;
+    for (index, block) in restore.blocks[..held].iter_mut().enumerate() {
+        block.snapshot = Some(index + 1 <= restored && (index + 1) % 7 == restored % 7);
+        if index >= restored {
+            block.residency = Residency::Placeholder;
+        }
+    }
+    let lost = 12 * sample::BLOCK;
+    restore.checkpoint_tokens -= lost;
+    restore.matched_with_state_tokens -= lost;
+    restore.cause = Cause::NoSnapshot;
+    let detail = format!(
+        "block {} has the last one; block {}, written by request 7, was stored without",
+        restored - 1,
+        held - 1
+    );
+    restore.losses.push(Loss { cause: Cause::NoSnapshot, tokens: lost, detail });
+    let suffix = events.iter_mut().rev().find_map(|event| match &mut event.body {
+        Body::Routed { uncached_suffix, .. } => Some(uncached_suffix),
+        _ => None,
+    });
+    *suffix.unwrap() += lost;
+    Bench::live(events)
+}
+
+#[test]
+fn a_hybrid_shows_which_blocks_hold_a_snapshot() {
+    for (name, theme, width, height) in
+        [("request-hybrid-120x40", ANSI, 120, 40), ("request-hybrid-80x24-mono-ascii", MONO_ASCII, 80, 24)]
+    {
+        let mut bench = hybrid();
+        bench.theme = theme;
+        bench.press('3');
+        let frame = bench.frame(width, height);
+        let rows = rows(&frame);
+        let row = |name: &str| {
+            rows.iter().find(|row| row.contains(name)).unwrap_or_else(|| panic!("{name}: {rows:?}"))
+        };
+        let recurrent = row("recurrent  ");
+        let glyphs: &[char] = if theme == ANSI { &['●', '□'] } else { &['*', 'o'] };
+        assert!(glyphs.iter().all(|glyph| recurrent.contains(*glyph)), "{recurrent}");
+        assert!(row("request 8").contains(&format!("{} snapshot  {} placeholder", glyphs[0], glyphs[1])));
+        row("NO RECURRENT SNAPSHOT: block 34 has the");
+        snapshot(name, &frame);
+    }
+    assert!(!sample().text(120, 40).contains("recurrent"), "attention layers alone need no such row");
+}
+
 #[test]
 fn the_fall_its_cause_and_its_size_are_visible_together_without_a_key() {
     let mut run = sample::session();

@@ -16,8 +16,12 @@ pub fn title_note(model: &Model, pane: Pane) -> String {
         Pane::Session => "tokens".to_owned(),
         Pane::Checkpoint => "tokens: ▁ prompt  █ checkpoint  ░ suffix".to_owned(),
         Pane::Request => match model.selected() {
-            Some(r) if r.name.is_empty() => format!("{} · turn {}", r.id.0, r.turn),
-            Some(r) => format!("{} · turn {} · {}", r.id.0, r.turn, super::text::sanitise(&r.name)),
+            Some(r) => {
+                let glyphs = r.restore.as_ref().and_then(request::endpoint_glyphs);
+                let name = Some(super::text::sanitise(&r.name).into_owned()).filter(|name| !name.is_empty());
+                let parts = [Some(format!("{} · turn {}", r.id.0, r.turn)), glyphs, name];
+                parts.into_iter().flatten().collect::<Vec<_>>().join(" · ")
+            }
             None => String::new(),
         },
         Pane::Transcript => format!("lane {}", model.ui.lane.label()),

@@ -1,6 +1,8 @@
 //! One request: how much of its prompt was reusable and what became of the rest. Bar, segments and blocks share one scale
 //! from the first prompt token to the last, so the block that is responsible stands under the tokens it cost.
 
+use std::ops::RangeInclusive;
+
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
@@ -32,6 +34,7 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
             Row::Bar => drawing.bar(canvas, area, at),
             Row::Segments => drawing.segments(canvas, area, at),
             Row::Blocks => drawing.blocks(canvas, area, at),
+            Row::Snapshots => drawing.snapshots(canvas, area, at),
             Row::Words(line) => canvas.line(area, at, &line),
         }
     }
@@ -42,6 +45,7 @@ enum Row {
     Bar,
     Segments,
     Blocks,
+    Snapshots,
     Words(Line<'static>),
 }
 
@@ -85,6 +89,27 @@ fn block_look(residency: Residency) -> (&'static str, Tone, &'static str) {
     }
 }
 
+/// What a held block's end looks like in recurrent layers.
+fn endpoint_look(snapshot: bool) -> (&'static str, Tone, &'static str) {
+    match snapshot {
+        true => ("●", Tone::Checkpoint, "snapshot"),
+        false => ("□", Tone::Dim, "placeholder"),
+    }
+}
+
+/// Whether the model has recurrent layers, as far as the blocks can tell.
+fn has_snapshots(restore: &Restore) -> bool {
+    restore.blocks.iter().any(|block| block.snapshot.is_some())
+}
+
+/// What the glyphs of the recurrent layers' row mean, where there is such a row.
+pub fn endpoint_glyphs(restore: &Restore) -> Option<String> {
+    has_snapshots(restore).then(|| {
+        let [(real, _, snapshot), (none, _, placeholder)] = [true, false].map(endpoint_look);
+        format!("{real} {snapshot}  {none} {placeholder}")
+    })
+}
+
 /// How alarming a residency is, for columns that hold several blocks.
 fn severity(residency: Residency) -> u8 {
     match residency {
@@ -116,7 +141,8 @@ impl Drawing<'_> {
         let timing = self.timing(canvas, width);
         let legend = self.legend(canvas, width);
         let block = self.restore.map(|restore| self.block_detail(canvas, restore));
-        let certain = 4 + losses.len() + 2 * block.iter().len();
+        let snapshots = self.restore.is_some_and(has_snapshots);
+        let certain = 4 + losses.len() + 2 * block.iter().len() + usize::from(snapshots);
         let mut spare = height.saturating_sub(certain);
         let mut grant = |wanted: usize| {
             let granted = wanted.min(spare);
@@ -133,7 +159,9 @@ impl Drawing<'_> {
         rows.extend((0..axis).map(|_| Row::Axis));
         rows.extend([Row::Bar, Row::Segments]);
         if let Some(line) = block {
-            rows.extend([Row::Blocks, Row::Words(line)]);
+            rows.push(Row::Blocks);
+            rows.extend(snapshots.then_some(Row::Snapshots));
+            rows.push(Row::Words(line));
         }
         rows.extend(legend.into_iter().take(legend_lines).map(Row::Words));
         let shown =
@@ -224,18 +252,10 @@ impl Drawing<'_> {
         canvas.put(area, 0, at, "block", Tone::Dim);
         let Some(restore) = self.restore else { return };
         let chosen = self.chosen_block(restore);
-        let block_tokens = self.block_tokens();
         for column in 0..self.scale.columns {
-            let first = self.scale.token(column) / block_tokens;
-            let last =
-                self.scale.token(column + 1).saturating_sub(1).max(self.scale.token(column)) / block_tokens;
-            let range =
-                usize::try_from(first).unwrap_or(usize::MAX)..=usize::try_from(last).unwrap_or(usize::MAX);
-            let blocks =
-                restore.blocks.iter().enumerate().skip(*range.start()).take(range.end() - range.start() + 1);
-            let Some((_, worst)) = blocks.max_by_key(|(_, block)| severity(block.residency)) else {
-                continue;
-            };
+            let range = self.blocks_of(column);
+            let blocks = restore.blocks.iter().take(range.end().saturating_add(1)).skip(*range.start());
+            let Some(worst) = blocks.max_by_key(|block| severity(block.residency)) else { continue };
             let (glyph, tone, _) = block_look(worst.residency);
             canvas.put(area, NAMES + column, at, glyph, tone);
             if chosen.is_some_and(|chosen| range.contains(&chosen))
@@ -245,6 +265,27 @@ impl Drawing<'_> {
                 canvas.buffer.set_style(cell, style);
             }
         }
+    }
+
+    /// Where the recurrent layers' state exists: a column shows a snapshot if any of its blocks has one.
+    fn snapshots(&self, canvas: &mut Canvas<'_>, area: Rect, at: usize) {
+        canvas.put(area, 0, at, "recurrent", Tone::Dim);
+        let Some(restore) = self.restore else { return };
+        for column in 0..self.scale.columns {
+            let range = self.blocks_of(column);
+            let blocks = restore.blocks.iter().take(range.end().saturating_add(1)).skip(*range.start());
+            let Some(snapshot) = blocks.filter_map(|block| block.snapshot).max() else { continue };
+            let (glyph, tone, _) = endpoint_look(snapshot);
+            canvas.put(area, NAMES + column, at, glyph, tone);
+        }
+    }
+
+    /// The blocks of which some tokens stand in `column`.
+    fn blocks_of(&self, column: usize) -> RangeInclusive<usize> {
+        let index = |token: u64| usize::try_from(token / self.block_tokens()).unwrap_or(usize::MAX);
+        let first = self.scale.token(column);
+        let last = self.scale.token(column + 1).saturating_sub(1).max(first);
+        index(first)..=index(last)
     }
 
     fn chosen_block(&self, restore: &Restore) -> Option<usize> {
@@ -272,10 +313,15 @@ impl Drawing<'_> {
         let from = u64::from(block.index).saturating_mul(self.block_tokens());
         let to = from.saturating_add(self.block_tokens());
         let origin = written_by(block);
+        let endpoint = match block.snapshot.filter(|_| block.residency != Residency::Placeholder) {
+            Some(true) => ", snapshot at its end",
+            Some(false) => ", placeholder at its end",
+            None => "",
+        };
         Line::from(vec![
             indent,
             canvas.span(format!("▲ block {} ", block.index), Tone::Key),
-            canvas.span(format!("{glyph} {words}"), tone),
+            canvas.span(format!("{glyph} {words}{endpoint}"), tone),
             canvas.span(format!(" · tokens {}–{}{origin}", thousands(from), thousands(to)), Tone::Text),
             canvas.span(format!("   {counts}"), Tone::Dim),
         ])
@@ -295,7 +341,21 @@ impl Drawing<'_> {
                 canvas.span(format!(" {}  ", segment.word()), Tone::Dim),
             ]
         });
-        flow(canvas, "", entries, width)
+        flow(canvas, "", entries.chain(self.endpoint_legend(canvas)), width)
+    }
+
+    /// How many blocks have which state of recurrent layers at their end.
+    fn endpoint_legend(&self, canvas: &Canvas<'_>) -> Vec<Vec<Span<'static>>> {
+        let blocks = self.restore.map(|restore| restore.blocks.as_slice()).unwrap_or_default();
+        let entry = |snapshot| {
+            let n = blocks.iter().filter(|block| block.snapshot == Some(snapshot)).count();
+            let (glyph, tone, word) = endpoint_look(snapshot);
+            let plural = if n == 1 { "" } else { "s" };
+            (n > 0).then(|| {
+                vec![canvas.span(glyph, tone), canvas.span(format!(" {n} {word}{plural}  "), Tone::Dim)]
+            })
+        };
+        [true, false].into_iter().filter_map(entry).collect()
     }
 
     /// One step of the waterfall: what was lost, why, and the level that remains.
