@@ -1,0 +1,111 @@
+//! Checkpoints with random weights, against the logits that mlx-lm computes for them.
+//!
+//! A few lie in `tests/fixtures`, the rest where `ESCARP_SHARED` points. At `f32` escarp agrees to rounding, by every route; at
+//! `int8` it picks the same token nearly always.
+
+use std::path::{Path, PathBuf};
+
+use escarp::config::Precision;
+use escarp::model::load;
+
+use super::{config, from_environment, logits};
+
+/// The folders there are: name and place.
+fn folders() -> Vec<(String, PathBuf)> {
+    let mut folders = Vec::new();
+    let mut add = |root: &Path, prefix: &str| {
+        for entry in std::fs::read_dir(root).unwrap().map(Result::unwrap) {
+            let name = entry.file_name().into_string().unwrap();
+            if let Some(name) = name.strip_prefix(prefix)
+                && entry.path().join("expected.safetensors").exists()
+                && !folders.iter().any(|(known, _)| known == name)
+            {
+                folders.push((name.to_owned(), entry.path()));
+            }
+        }
+    };
+    add(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"), "parity-");
+    if let Some(shared) = from_environment("ESCARP_SHARED") {
+        add(&shared.join("data/parity"), "");
+    }
+    folders.sort();
+    folders
+}
+
+/// What the reference computed.
+struct Expected {
+    tokens: Vec<u32>,
+    /// One full forward pass, `[tokens, vocab]`.
+    whole: Vec<f32>,
+    /// Chunks of 7, then single tokens, through its cache.
+    stepped: Vec<f32>,
+}
+
+impl Expected {
+    fn read(folder: &Path) -> Expected {
+        let bytes = std::fs::read(folder.join("expected.safetensors")).unwrap();
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let words = |name: &str| -> Vec<[u8; 4]> {
+            let tensor = tensors.tensor(name).unwrap();
+            tensor.data().chunks_exact(4).map(|w| [w[0], w[1], w[2], w[3]]).collect()
+        };
+        Expected {
+            tokens: words("tokens").into_iter().map(u32::from_le_bytes).collect(),
+            whole: words("logits").into_iter().map(f32::from_le_bytes).collect(),
+            stepped: words("stepped").into_iter().map(f32::from_le_bytes).collect(),
+        }
+    }
+
+    fn deviation(&self) -> f64 {
+        let n = self.whole.len() as f64;
+        let mean = self.whole.iter().map(|x| f64::from(*x)).sum::<f64>() / n;
+        (self.whole.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / n).sqrt()
+    }
+}
+
+/// Largest difference in deviations of the logits.
+fn worst(got: &[f32], expected: &[f32], deviation: f64) -> f64 {
+    assert_eq!(got.len(), expected.len());
+    let difference = |(a, b): (&f32, &f32)| (f64::from(*a) - f64::from(*b)).abs() / deviation;
+    // A number that is not one is as far away as can be.
+    got.iter()
+        .zip(expected)
+        .map(difference)
+        .fold(0.0, |worst, d| if d > worst || d.is_nan() { d } else { worst })
+}
+
+#[test]
+fn every_checkpoint_agrees_with_mlx_in_f32_by_every_route() {
+    for (name, folder) in folders() {
+        let expected = Expected::read(&folder);
+        let deviation = expected.deviation();
+        let mut loaded = load(&config(&folder, Precision::F32)).unwrap();
+        for (chunks, reference) in [
+            (&[96][..], &expected.whole),
+            (&[7; 10], &expected.stepped),
+            (&[1], &expected.whole),
+            (&[64, 5], &expected.whole),
+        ] {
+            let got = logits(&mut *loaded.executor, &expected.tokens, chunks);
+            let worst = worst(&got, reference, deviation);
+            println!("{name}, chunks of {chunks:?}: {worst:.2e} deviations");
+            assert!(worst < 2e-3, "{name}, chunks of {chunks:?}: {worst} deviations");
+        }
+    }
+}
+
+#[test]
+fn every_checkpoint_picks_mlx_s_token_in_int8() {
+    for (name, folder) in folders() {
+        let expected = Expected::read(&folder);
+        let mut loaded = load(&config(&folder, Precision::Int8)).unwrap();
+        let vocab = loaded.executor.facts().vocab;
+        let got = logits(&mut *loaded.executor, &expected.tokens, &[96]);
+        let best = |row: &[f32]| (0..vocab).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap();
+        let rows = got.chunks_exact(vocab).zip(expected.whole.chunks_exact(vocab));
+        let same = rows.filter(|(a, b)| best(a) == best(b)).count();
+        let share = same as f64 / expected.tokens.len() as f64;
+        println!("{name}: the same token at {share:.3} of positions");
+        assert!(share >= 0.97, "{name}: the same token at {share:.3} of positions");
+    }
+}
