@@ -13,7 +13,7 @@ use super::kernel::{Kernel, Task};
 use super::memory::Parts;
 use super::pack::{Floats, Matrix, Meaning, Packed, Weights, Width};
 use super::pool::Pool;
-use super::quantise::{BLOCK, Operands, Planes, Quantised, Regrouped, blocks};
+use super::quantise::{BLOCK, Operands, PLANES, Quantised, Regrouped, blocks};
 
 /// Rows of activations a thread holds against a tile before it moves to the next, so that they stay in its L2 cache.
 const ROWS_HELD: usize = 256;
@@ -30,7 +30,6 @@ struct Output<'a> {
 pub(super) fn multiply(
     matrices: &[Matrix],
     x: &[f32],
-    planes: Planes,
     out: &mut [f32],
     operands: &mut Operands,
     kernel: Kernel,
@@ -41,7 +40,7 @@ pub(super) fn multiply(
     let mut column = 0;
     for matrix in matrices {
         let out = Output { data, stride, column };
-        multiply_one(matrix, x, planes, out, operands, kernel, pool);
+        multiply_one(matrix, x, out, operands, kernel, pool);
         column += matrix.rows;
     }
 }
@@ -49,7 +48,6 @@ pub(super) fn multiply(
 fn multiply_one(
     matrix: &Matrix,
     x: &[f32],
-    planes: Planes,
     out: Output<'_>,
     operands: &mut Operands,
     kernel: Kernel,
@@ -69,7 +67,7 @@ fn multiply_one(
     };
     match &matrix.weights {
         Weights::Packed(packed) => {
-            let x = operands.quantise(x, matrix.cols, planes, packed.meaning, kernel, pool);
+            let x = operands.quantise(x, matrix.cols, packed.meaning, kernel, pool);
             pool.run(row_chunks * tile_chunks, |task| {
                 let (tiles, rows) = cut(task);
                 kernel.dispatch(PackedProduct { packed, matrix, x, out, tiles, rows });
@@ -178,8 +176,8 @@ impl<W: Integers, const AFFINE: bool, const N: usize> Task for PackedBlock<'_, W
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let PackedBlock { product, parameters, tile, row, .. } = self;
-        let Quantised { groups, planes, data, scales, corrections } = product.x;
-        let parts = groups * planes;
+        let Quantised { groups, data, scales, corrections } = product.x;
+        let parts = groups * PLANES;
         let span = product.packed.span;
         let tile_bytes = groups * size_of::<W::Group>();
         let weights: &[W::Group] =
@@ -193,7 +191,7 @@ impl<W: Integers, const AFFINE: bool, const N: usize> Task for PackedBlock<'_, W
         let mut operands = a.iter().zip(s.iter().zip(c));
         for parameters in parameters.chunks_exact(if AFFINE { 2 } else { 1 }) {
             for w in weights.by_ref().take(span) {
-                for (a, (s, c)) in operands.by_ref().take(planes) {
+                for (a, (s, c)) in operands.by_ref().take(PLANES) {
                     let dots = W::dot(isa, w, a, if AFFINE { [0; N] } else { *c });
                     let scale = isa.load(&parameters[0]);
                     for i in 0..N {

@@ -29,7 +29,7 @@ use experts::{Expert, Gather};
 use memory::{Arena, Parts, Recycler};
 use pack::Matrix;
 use pool::Pool;
-use quantise::{Operands, Planes, rows_a_task};
+use quantise::{Operands, rows_a_task};
 
 pub use delta::Delta;
 pub use experts::Experts;
@@ -113,20 +113,20 @@ impl Cpu {
         kv::Layout::new(shape, self.precision == Precision::Int8)
     }
 
-    fn multiply(&mut self, x: &Hidden, matrices: &[Matrix], planes: Planes, out: &mut [f32]) {
+    fn multiply(&mut self, x: &Hidden, matrices: &[Matrix], out: &mut [f32]) {
         assert_eq!(matrices.first().map(|m| m.cols), Some(x.cols()), "columns of activations and weights");
-        linear::multiply(matrices, x.data(), planes, out, &mut self.operands, self.kernel, &mut self.pool);
+        linear::multiply(matrices, x.data(), out, &mut self.operands, self.kernel, &mut self.pool);
     }
 
     fn multiplied(&mut self, x: &Hidden, matrices: &[Matrix]) -> Vec<f32> {
         let mut out = vec![0.0; x.rows() * matrices.iter().map(|m| m.rows).sum::<usize>()];
-        self.multiply(x, matrices, Planes::Two, &mut out);
+        self.multiply(x, matrices, &mut out);
         out
     }
 
-    fn product(&mut self, x: &Hidden, w: &Linear, planes: Planes) -> Hidden {
+    fn product(&mut self, x: &Hidden, w: &Linear) -> Hidden {
         let mut out = self.recycler.hidden(x.rows(), w.matrices.iter().map(|m| m.rows).sum());
-        self.multiply(x, &w.matrices, planes, out.data_mut());
+        self.multiply(x, &w.matrices, out.data_mut());
         out
     }
 }
@@ -251,7 +251,7 @@ impl Device for Cpu {
     }
 
     fn linear(&mut self, x: &Hidden, w: &Linear) -> Hidden {
-        self.product(x, w, Planes::Two)
+        self.product(x, w)
     }
 
     fn add(&mut self, x: &mut Hidden, y: &Hidden) {
@@ -362,7 +362,7 @@ impl Device for Cpu {
     }
 
     fn gated_mlp(&mut self, x: &Hidden, gate_up: &Linear, down: &Linear) -> Hidden {
-        let both = self.product(x, gate_up, Planes::One);
+        let both = self.product(x, gate_up);
         let cols = both.cols() / 2;
         let mut gated = self.recycler.hidden(x.rows(), cols);
         let kernel = self.kernel;
@@ -371,7 +371,7 @@ impl Device for Cpu {
             kernel.dispatch(Gate { x, out, cols });
         });
         drop(both);
-        self.product(&gated, down, Planes::Two)
+        self.product(&gated, down)
     }
 
     fn select_rows(&mut self, x: &Hidden, indices: &[usize]) -> Hidden {

@@ -1,7 +1,7 @@
 //! Activations as a linear layer takes them: quantised to i8 by groups of 32 columns, or regrouped in f32.
 //!
-//! A group may have two planes: the i8 numbers, and the i8 numbers of what rounding left over, with a scale of their own. That
-//! doubles the integer work of a product and makes its activations as good as exact; see [`Planes`].
+//! A group has two planes: the i8 numbers, and the i8 numbers of what rounding left over, with a scale of their own. That
+//! doubles the integer work of a product and makes its activations as good as exact.
 //!
 //! Rows are taken in blocks of 8, 4, 2 and 1, and a block's numbers are interleaved so that a kernel reads one stream. How
 //! rows fall into blocks never changes a row's numbers.
@@ -18,26 +18,9 @@ pub(super) const BLOCK: usize = 8;
 /// Groups whose greatest magnitude is below this are zero: its reciprocal must stay finite.
 const TINY: f32 = 1e-30;
 
-/// How finely activations are rounded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Planes {
-    /// Eight bits: one plane. For a gated MLP's gate and up projections, which are half of the work and feed a product that
-    /// forgives rounding.
-    One,
-    /// Some fifteen bits: a second plane for the rounding error of the first. For everything else, where a few large
-    /// activations would leave the rest of their group coarse.
-    Two,
-}
-
-impl Planes {
-    /// Planes of a group.
-    pub(super) fn count(self) -> usize {
-        match self {
-            Planes::One => 1,
-            Planes::Two => 2,
-        }
-    }
-}
+/// Planes of a group: some fifteen bits of an activation. One plane would leave the rest of a group coarse beside a large
+/// activation, and a mixture of experts would route by the rounding.
+pub(super) const PLANES: usize = 2;
 
 /// The blocks of rows `start..end`; `start` must be a multiple of [`BLOCK`].
 #[inline(always)]
@@ -71,8 +54,6 @@ pub(super) struct Operands {
 pub(super) struct Quantised<'a> {
     /// Groups of 32 columns.
     pub(super) groups: usize,
-    /// Planes of a group.
-    pub(super) planes: usize,
     /// The integers.
     pub(super) data: &'a [i8],
     /// Their scales.
@@ -105,13 +86,12 @@ impl Operands {
         &mut self,
         x: &[f32],
         cols: usize,
-        planes: Planes,
         meaning: Meaning,
         kernel: Kernel,
         pool: &mut Pool,
     ) -> Quantised<'_> {
-        let (rows, groups, planes) = (x.len() / cols, cols / GROUP, planes.count());
-        let parts = groups * planes;
+        let (rows, groups) = (x.len() / cols, cols / GROUP);
+        let parts = groups * PLANES;
         let data = self.data.take(rows * parts * GROUP);
         let scales = self.scales.take(rows * parts);
         let corrections = self.corrections.take(rows * parts);
@@ -129,10 +109,10 @@ impl Operands {
                     )
                 };
                 let x = &x[start * cols..end * cols];
-                kernel.dispatch(Quantise { x, rows: n, planes, meaning, data, scales, corrections });
+                kernel.dispatch(Quantise { x, rows: n, meaning, data, scales, corrections });
             }
         });
-        Quantised { groups, planes, data, scales, corrections }
+        Quantised { groups, data, scales, corrections }
     }
 
     /// Regroups `x`, `[rows, cols]`, in f32.
@@ -161,7 +141,6 @@ pub(super) fn rows_a_task(rows: usize, cols: usize) -> usize {
 struct Quantise<'a> {
     x: &'a [f32],
     rows: usize,
-    planes: usize,
     meaning: Meaning,
     data: &'a mut [i8],
     scales: &'a mut [f32],
@@ -179,8 +158,8 @@ impl Task for Quantise<'_> {
             let (data, _) = self.data.as_chunks_mut::<GROUP>();
             for (group, x) in x.iter().enumerate() {
                 let mut rest = *x;
-                for plane in 0..self.planes {
-                    let at = (group * self.planes + plane) * self.rows + row;
+                for plane in 0..PLANES {
+                    let at = (group * PLANES + plane) * self.rows + row;
                     let (scale, sum) = quantise_group(isa, &rest, &mut data[at]);
                     self.scales[at] = scale;
                     self.corrections[at] = correction(self.meaning, scale, sum);
