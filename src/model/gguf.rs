@@ -509,6 +509,15 @@ fn kind_name(kind: u32) -> String {
     }
 }
 
+/// Bits of a weight of the packed encodings that can be loaded.
+fn packed_bits(kind: u32) -> Option<usize> {
+    match kind {
+        2 | 3 => Some(4),
+        8 => Some(8),
+        _ => None,
+    }
+}
+
 impl Checkpoint for Gguf {
     fn tensor(&self, role: TensorRole) -> Result<Option<Tensor>, ModelError> {
         let name = self.name_of(role);
@@ -563,6 +572,7 @@ impl Checkpoint for Gguf {
             kind: kind_name(t.kind),
             elements: t.elements().unwrap_or(0),
             bytes: t.bytes(),
+            packed_bits: packed_bits(t.kind),
             fate: Fate::Used,
         };
         self.tensors.iter().map(listing).collect()

@@ -5,7 +5,16 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::{MlpKind, ModelError, Source};
+use crate::config::Precision;
+use crate::device::cpu::kept_bits;
+
+use super::tensor::{Fate, TensorListing};
+use super::{LayerKind, MlpKind, ModelError, ModelShape, Source};
+
+/// Contexts whose memory is told, besides the model's longest.
+const CONTEXTS: [u64; 3] = [4096, 32_768, 131_072];
+/// Names of unknown tensors that are told.
+const MAX_UNKNOWN: usize = 3;
 
 /// What a model's files say about it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -16,13 +25,13 @@ pub struct ModelSummary {
     pub name: String,
     /// `gguf` or `folder`.
     pub format: &'static str,
-    /// `llama`.
+    /// Its family, as `model_type` names it.
     pub architecture: &'static str,
     /// Layers by kind.
     pub layers: BTreeMap<&'static str, usize>,
     /// Columns of the hidden state.
     pub hidden: usize,
-    /// Columns inside the MLP.
+    /// Columns inside the MLP, or inside one routed expert.
     pub intermediate: usize,
     /// Query heads.
     pub heads: usize,
@@ -30,31 +39,72 @@ pub struct ModelSummary {
     pub kv_heads: usize,
     /// Columns of a head.
     pub head_dim: usize,
+    /// Whether each query and key head has a norm.
+    pub head_norms: bool,
+    /// Whether what a head gives is gated.
+    pub gated: bool,
+    /// Columns of a head that rotate.
+    pub rotary_dims: usize,
+    /// Base of the rotary embedding.
+    pub rotary_base: f64,
+    /// The recurrent layers, where there are any.
+    pub recurrent: Option<RecurrentSummary>,
+    /// The experts, where there are any.
+    pub experts: Option<ExpertSummary>,
+    /// Layers of the multi-token-prediction head; 0 without one.
+    pub prediction_layers: usize,
     /// Ids of the output.
     pub vocab: usize,
     /// Tokens the context holds.
     pub context_tokens: usize,
-    /// Base of the rotary embedding.
-    pub rotary_base: f64,
-    /// Numbers in all tensors.
+    /// Numbers in the tensors the model computes with.
     pub parameters: u64,
-    /// Tensors by encoding.
+    /// The tensors the model computes with, by encoding.
     pub tensor_types: Vec<TensorTypeSummary>,
-    /// Bytes of all tensors; `None` when an encoding's size is unknown.
+    /// All tensors, by what becomes of them; what there is none of is left out.
+    pub tensor_fates: Vec<TensorFateSummary>,
+    /// Names of tensors that belong to something unknown, the first few.
+    pub unknown_tensors: Vec<String>,
+    /// Bytes in the files of the tensors the model computes with; `None` when an encoding's size is unknown.
     pub weight_bytes: Option<u64>,
-    /// Bytes of key/value state a token has at `int8` precision, which stores f16; twice that at `f32`.
+    /// Bytes of keys and values a token has at `int8` precision, which stores f16; twice that at `f32`.
     pub state_bytes_per_token: u64,
+    /// Bytes of one snapshot of the recurrent state; `None` without recurrent layers.
+    pub snapshot_bytes: Option<u64>,
+    /// What it takes in memory, by context.
+    pub memory: Vec<MemorySummary>,
     /// Ids the tokenizer has; `None` without a tokenizer.
     pub tokenizer_tokens: Option<usize>,
     /// Whether the chat template lays out tools itself; otherwise they are folded into messages.
     pub template_takes_tools: bool,
 }
 
-impl ModelSummary {
-    /// Bytes of weights and state with `tokens` tokens in context; `None` when the weights' size is unknown.
-    pub fn memory_bytes(&self, tokens: u64) -> Option<u64> {
-        self.weight_bytes?.checked_add(self.state_bytes_per_token.checked_mul(tokens)?)
-    }
+/// The recurrent layers' heads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RecurrentSummary {
+    /// Query and key heads.
+    pub key_heads: usize,
+    /// Value heads, each with a state of its own.
+    pub value_heads: usize,
+    /// Columns of a query or key head.
+    pub key_dim: usize,
+    /// Columns of a value head.
+    pub value_dim: usize,
+    /// Tokens the short convolution spans.
+    pub taps: usize,
+}
+
+/// A layer's experts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ExpertSummary {
+    /// Routed experts.
+    pub experts: usize,
+    /// Routed experts a token goes to.
+    pub per_token: usize,
+    /// Columns inside the expert that every token goes to.
+    pub shared: usize,
+    /// Whether the weights of a token's experts are scaled to sum to 1.
+    pub normalised: bool,
 }
 
 /// The tensors of one encoding.
@@ -70,25 +120,47 @@ pub struct TensorTypeSummary {
     pub bytes: Option<u64>,
 }
 
+/// The tensors of one fate.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TensorFateSummary {
+    /// What becomes of them.
+    pub fate: Fate,
+    /// How many tensors.
+    pub tensors: usize,
+    /// Bytes of them; `None` when an encoding's size is unknown.
+    pub bytes: Option<u64>,
+}
+
+/// Bytes of weights and of one sequence's state, keys and values and recurrent state together.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct MemorySummary {
+    /// Tokens in context.
+    pub tokens: u64,
+    /// The state alone at `int8` precision.
+    pub state: u64,
+    /// With weights, at `int8` precision; `None` when the weights' size is unknown.
+    pub int8: Option<u64>,
+    /// With weights, at `f32` precision.
+    pub f32: Option<u64>,
+}
+
 /// Reads configuration, tensor listing, tokenizer and template of the model at `path`.
 pub fn inspect(path: &Path) -> Result<ModelSummary, ModelError> {
     let source = Source::open(path)?;
     let shape = source.shape()?;
     let text = source.text(shape.vocab)?;
-    let mut kinds: BTreeMap<String, TensorTypeSummary> = BTreeMap::new();
-    for tensor in source.checkpoint().listing() {
-        let kind = kinds.entry(tensor.kind.clone()).or_insert_with(|| TensorTypeSummary {
-            kind: tensor.kind.clone(),
-            tensors: 0,
-            elements: 0,
-            bytes: Some(0),
-        });
-        kind.tensors += 1;
-        kind.elements = kind.elements.saturating_add(tensor.elements);
-        kind.bytes = kind.bytes.zip(tensor.bytes).map(|(a, b)| a.saturating_add(b));
-    }
-    let tensor_types: Vec<TensorTypeSummary> = kinds.into_values().collect();
-    let sum = |total: Option<u64>, kind: &TensorTypeSummary| total?.checked_add(kind.bytes?);
+    let listing = source.checkpoint().listing();
+    let used: Vec<&TensorListing> = listing.iter().filter(|tensor| tensor.fate == Fate::Used).collect();
+    let tensor_types = by_encoding(&used);
+    let unknown = listing.iter().filter(|tensor| tensor.fate == Fate::Unknown);
+    let (intermediate, experts) = match shape.mlp {
+        MlpKind::Dense { intermediate } => (intermediate, None),
+        MlpKind::Experts { routing, intermediate, shared } => {
+            let (experts, per_token, normalised) = (routing.experts, routing.per_token, routing.normalised);
+            (intermediate, Some(ExpertSummary { experts, per_token, shared, normalised }))
+        }
+    };
+    let kinds = [LayerKind::Attention, LayerKind::Recurrent].map(|kind| (kind.name(), shape.count(kind)));
     Ok(ModelSummary {
         path: path.to_owned(),
         name: source.name(),
@@ -97,24 +169,101 @@ pub fn inspect(path: &Path) -> Result<ModelSummary, ModelError> {
             Source::Folder(_) => "folder",
         },
         architecture: shape.architecture.name(),
-        layers: BTreeMap::from([("attention", shape.layers.len())]),
+        layers: kinds.into_iter().filter(|(_, count)| *count > 0).collect(),
         hidden: shape.hidden,
-        intermediate: match shape.mlp {
-            MlpKind::Dense { intermediate } | MlpKind::Experts { intermediate, .. } => intermediate,
-        },
+        intermediate,
         heads: shape.attention.heads,
         kv_heads: shape.attention.kv_heads,
         head_dim: shape.attention.head_dim,
+        head_norms: shape.attention.head_norms,
+        gated: shape.attention.gated,
+        rotary_dims: shape.attention.rotary.dims,
+        rotary_base: shape.attention.rotary.base,
+        recurrent: shape.delta.map(|delta| RecurrentSummary {
+            key_heads: delta.key_heads,
+            value_heads: delta.value_heads,
+            key_dim: delta.key_dim,
+            value_dim: delta.value_dim,
+            taps: delta.taps,
+        }),
+        experts,
+        prediction_layers: shape.prediction_layers,
         vocab: shape.vocab,
         context_tokens: shape.context,
-        rotary_base: shape.attention.rotary.base,
         parameters: tensor_types.iter().fold(0, |total, kind| total.saturating_add(kind.elements)),
-        weight_bytes: tensor_types.iter().fold(Some(0), sum),
+        weight_bytes: total(used.iter().map(|tensor| tensor.bytes)),
         tensor_types,
-        state_bytes_per_token: 2
-            * 2
-            * (shape.layers.len() * shape.attention.kv_heads * shape.attention.head_dim) as u64,
+        tensor_fates: by_fate(&listing),
+        unknown_tensors: unknown.take(MAX_UNKNOWN).map(|tensor| tensor.name.clone()).collect(),
+        state_bytes_per_token: shape.sliceable_bytes(F16),
+        snapshot_bytes: shape.snapshot_bytes(),
+        memory: memory(&shape, &used),
         tokenizer_tokens: text.has_tokenizer().then(|| text.vocabulary_size()).flatten(),
         template_takes_tools: text.template_takes_tools(),
     })
+}
+
+/// Bytes of a stored key or value at `int8` precision.
+const F16: usize = 2;
+/// Bytes of a stored key or value at `f32` precision.
+const F32: usize = 4;
+
+fn total(sizes: impl Iterator<Item = Option<u64>>) -> Option<u64> {
+    sizes.fold(Some(0), |total, bytes| total?.checked_add(bytes?))
+}
+
+fn by_encoding(tensors: &[&TensorListing]) -> Vec<TensorTypeSummary> {
+    let mut kinds: BTreeMap<&str, Vec<&TensorListing>> = BTreeMap::new();
+    for tensor in tensors {
+        kinds.entry(&tensor.kind).or_default().push(tensor);
+    }
+    let summary = |(kind, tensors): (&str, Vec<&TensorListing>)| TensorTypeSummary {
+        kind: kind.to_owned(),
+        tensors: tensors.len(),
+        elements: tensors.iter().fold(0, |total, tensor| total.saturating_add(tensor.elements)),
+        bytes: total(tensors.iter().map(|tensor| tensor.bytes)),
+    };
+    kinds.into_iter().map(summary).collect()
+}
+
+fn by_fate(listing: &[TensorListing]) -> Vec<TensorFateSummary> {
+    let summary = |fate: Fate| {
+        let tensors = listing.iter().filter(|tensor| tensor.fate == fate);
+        let bytes = total(tensors.clone().map(|tensor| tensor.bytes));
+        TensorFateSummary { fate, tensors: tensors.count(), bytes }
+    };
+    Fate::ALL.into_iter().map(summary).filter(|summary| summary.tensors > 0).collect()
+}
+
+fn memory(shape: &ModelShape, used: &[&TensorListing]) -> Vec<MemorySummary> {
+    let weights = |precision| total(used.iter().map(|tensor| resident_bytes(tensor, precision)));
+    let (int8, f32) = (weights(Precision::Int8), weights(Precision::F32));
+    let recurrent = shape.snapshot_bytes().unwrap_or(0);
+    let longest = shape.context as u64;
+    let contexts = CONTEXTS.into_iter().filter(|tokens| *tokens < longest).chain([longest]);
+    let at = |tokens: u64| {
+        let state = |number_bytes| {
+            shape.sliceable_bytes(number_bytes).saturating_mul(tokens).saturating_add(recurrent)
+        };
+        MemorySummary {
+            tokens,
+            state: state(F16),
+            int8: int8.and_then(|weights| weights.checked_add(state(F16))),
+            f32: f32.and_then(|weights| weights.checked_add(state(F32))),
+        }
+    };
+    contexts.map(at).collect()
+}
+
+/// Bytes of a tensor once the `cpu` device has it: plain numbers stay as they are, packed ones take the width it computes with.
+fn resident_bytes(tensor: &TensorListing, precision: Precision) -> Option<u64> {
+    let bytes = tensor.bytes?;
+    match (tensor.packed_bits, precision) {
+        (None, _) => Some(bytes),
+        (Some(bits), Precision::Int8) => {
+            let wider = (kept_bits(bits) - bits) as u64;
+            bytes.checked_add(tensor.elements.checked_mul(wider)? / 8)
+        }
+        (Some(_), Precision::F32) => tensor.elements.checked_mul(4),
+    }
 }

@@ -28,7 +28,10 @@ use crate::device::{DeviceError, Executor};
 pub use decoder::Decoder;
 pub use folder::Folder;
 pub use gguf::{Gguf, Strings};
-pub use inspect::{ModelSummary, TensorTypeSummary, inspect};
+pub use inspect::{
+    ExpertSummary, MemorySummary, ModelSummary, RecurrentSummary, TensorFateSummary, TensorTypeSummary,
+    inspect,
+};
 pub use resident::Resident;
 pub use shape::{Architecture, AttentionSizes, LayerKind, MlpKind, ModelShape};
 pub use tensor::{Checkpoint, Fate, Part, Site, Tensor, TensorData, TensorListing, TensorRole};
@@ -149,14 +152,15 @@ impl Source {
         }
     }
 
-    /// The name shown for it: what the file says, or what it is called.
+    /// The name shown for it: what the file says, or what it is called. A folder's name is all of it: `Model-0.5B` has no extension.
     fn name(&self) -> String {
         let path = self.checkpoint().path();
-        let given = match self {
-            Source::Gguf(gguf) => gguf.text("general.name").ok().flatten(),
-            Source::Folder(_) => None,
+        let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let (given, called) = match self {
+            Source::Gguf(gguf) => (gguf.text("general.name").ok().flatten(), whole.file_stem()),
+            Source::Folder(_) => (None, whole.file_name()),
         };
-        let called = || path.file_stem().or(path.file_name()).map(|name| name.to_string_lossy().into_owned());
+        let called = || called.map(|name| name.to_string_lossy().into_owned());
         given.map(str::to_owned).or_else(called).unwrap_or_else(|| "model".into())
     }
 }

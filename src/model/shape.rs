@@ -165,6 +165,12 @@ impl ModelShape {
         shares(heads, "heads", kv_heads, "key/value heads")?;
         if let Some(delta) = self.delta {
             shares(delta.value_heads, "recurrent value heads", delta.key_heads, "key heads")?;
+            let (keys, values) = (delta.key_heads * delta.key_dim, delta.values());
+            let matrices = delta.key_dim.checked_mul(values);
+            if keys > 1 << 32 || values > 1 << 32 || matrices.is_none_or(|elements| elements > 1 << 40) {
+                let DeltaShape { value_heads, key_dim, value_dim, .. } = delta;
+                return Err(format!("a state of {value_heads} times {key_dim}x{value_dim} is absurd"));
+            }
             if delta.taps > MAX_TAPS {
                 return Err(format!("a convolution over {} tokens is longer than {MAX_TAPS}", delta.taps));
             }
@@ -277,6 +283,19 @@ impl ModelShape {
     /// The recurrent state the recurrent layers need; `None` without such layers.
     pub fn states(&self) -> Option<StateShape> {
         self.delta.map(|delta| StateShape { layers: self.count(LayerKind::Recurrent), delta })
+    }
+
+    /// Bytes of keys and values a token has in all attention layers, stored as numbers of `number_bytes`: the state that can be cut at
+    /// any position.
+    pub fn sliceable_bytes(&self, number_bytes: usize) -> u64 {
+        let AttentionSizes { kv_heads, head_dim, .. } = self.attention;
+        (self.count(LayerKind::Attention) * 2 * kv_heads * head_dim) as u64 * number_bytes as u64
+    }
+
+    /// Bytes of one snapshot of the state of all recurrent layers, which is f32; `None` without such layers.
+    pub fn snapshot_bytes(&self) -> Option<u64> {
+        let StateShape { layers, delta } = self.states()?;
+        Some((layers * delta.state_elements()) as u64 * size_of::<f32>() as u64)
     }
 
     /// Rows and columns of the tensor of `role`; stacked experts count as rows below each other.

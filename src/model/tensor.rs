@@ -2,6 +2,8 @@
 
 use std::collections::HashSet;
 
+use serde::Serialize;
+
 use crate::device::weights::{Encoding, Float, RowOrder, WeightSource};
 
 use super::ModelError;
@@ -257,12 +259,15 @@ pub struct TensorListing {
     pub elements: u64,
     /// Bytes it takes in the file, scales and biases included; `None` for an encoding of unknown size.
     pub bytes: Option<u64>,
+    /// Bits of a weight, scales and biases aside, where weights are packed; `None` for plain numbers.
+    pub packed_bits: Option<usize>,
     /// What becomes of it.
     pub fate: Fate,
 }
 
 /// What becomes of a tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Fate {
     /// The model computes with it.
     Used,

@@ -36,6 +36,7 @@ pub use experts::Experts;
 pub use kernel::Kernel;
 pub use kv::Kv;
 pub use memory::Hidden;
+pub use pack::kept_bits;
 pub use states::States;
 
 use super::ops::{

@@ -40,12 +40,25 @@ pub(super) enum Width {
 }
 
 impl Width {
+    /// The width that weights of `bits` bits are kept in.
+    fn of(bits: usize) -> Width {
+        if bits <= 4 { Width::U4 } else { Width::U8 }
+    }
+
     /// Bytes of one group of 32 columns of a tile.
     pub(super) fn group_bytes(self) -> usize {
         match self {
             Width::U4 => U4_GROUP,
             Width::U8 => U8_GROUP,
         }
+    }
+}
+
+/// Bits that a weight packed in `bits` bits takes in memory under `int8`, scales aside.
+pub fn kept_bits(bits: usize) -> usize {
+    match Width::of(bits) {
+        Width::U4 => 4,
+        Width::U8 => 8,
     }
 }
 
@@ -293,7 +306,7 @@ fn checked_format(source: &WeightSource<'_>, precision: Precision) -> Result<For
             expect("the tensor", bytes, cols / 8, bits)?;
             expect("`scales`", scales.1, cols / group, scales.0.bytes())?;
             expect("`biases`", biases.1, cols / group, biases.0.bytes())?;
-            let width = if bits <= 4 { Width::U4 } else { Width::U8 };
+            let width = Width::of(bits);
             let scale = if scales.0 == biases.0 { scales.0 } else { Float::F32 };
             packed(width, Meaning::Affine, scale, group / GROUP)
         }

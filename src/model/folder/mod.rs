@@ -162,16 +162,14 @@ impl Checkpoint for Folder {
             let packed = self.configuration.quantisation.as_ref().filter(|_| place.is_packed());
             let packing = packed.and_then(|quantisation| quantisation.of(module).ok());
             let side = |suffix| self.shards.get(&format!("{module}.{suffix}")).map_or(0, Place::bytes);
-            let (kind, elements) = match packing {
-                Some(packing) => (
-                    format!("affine{}", packing.bits),
-                    place.elements().saturating_mul(32) / packing.bits as u64,
-                ),
+            let packed_bits = packing.map(|packing| packing.bits);
+            let (kind, elements) = match packed_bits {
+                Some(bits) => (format!("affine{bits}"), place.elements().saturating_mul(32) / bits as u64),
                 None => (place.dtype.to_string(), place.elements()),
             };
             let bytes = Some(place.bytes() + side("scales") + side("biases"));
             let fate = self.plan.fates.get(name).copied().unwrap_or(Fate::Unknown);
-            listing.push(TensorListing { name: name.to_owned(), kind, elements, bytes, fate });
+            listing.push(TensorListing { name: name.to_owned(), kind, elements, bytes, packed_bits, fate });
         }
         listing
     }

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use escarp::model::{Architecture, Checkpoint, Folder, LayerKind, MlpKind, TensorData, TensorRole, inspect};
+use escarp::device::weights::Float;
+use escarp::model::{
+    Architecture, Checkpoint, Fate, Folder, LayerKind, MlpKind, Part, Site, TensorData, TensorRole, inspect,
+};
 use safetensors::Dtype;
 use serde_json::json;
 
@@ -86,4 +89,233 @@ fn affine_tensors_are_checked_against_their_scales() {
     draft.put("model.embed_tokens.scales", Stored::zeros(Dtype::BF16, &[320, 3]));
     let error = Folder::open(draft.write().path()).unwrap_err().to_string();
     assert!(error.contains("`model.embed_tokens.weight`") && error.contains("groups of 32"), "{error}");
+}
+
+/// What Hugging Face writes: convolutions as `[channels, 1, taps]`, and norms less 1.
+fn huggingface_convention(draft: &mut Draft) {
+    for (name, tensor) in &mut draft.tensors {
+        if name.ends_with("conv1d.weight") {
+            tensor.shape.swap(1, 2);
+        }
+        let plain_norm = ["layernorm.weight", "q_norm.weight", "k_norm.weight", "model.norm.weight"];
+        let prediction_norm = name.contains("mtp.") && name.contains("norm");
+        if prediction_norm || plain_norm.iter().any(|end| name.ends_with(end)) {
+            let less_one: Vec<f32> = tensor.numbers().iter().map(|x| x - 1.0).collect();
+            *tensor = Stored::f32(&tensor.shape, &less_one);
+        }
+    }
+}
+
+/// A norm's numbers such that one less and one more is the same again.
+fn round_norms(draft: &mut Draft) {
+    for (_, tensor) in draft.tensors.iter_mut().filter(|(name, _)| name.contains("norm")) {
+        let rounded: Vec<f32> = tensor.numbers().iter().map(|x| (x * 1024.0).round() / 1024.0).collect();
+        *tensor = Stored::f32(&tensor.shape, &rounded);
+    }
+}
+
+#[test]
+fn every_layout_and_convention_gives_the_same_tensors() {
+    for name in ["qwen3.5-q4", "qwen3.5-moe-q6"] {
+        let mut draft = Draft::read(&fixture(name));
+        round_norms(&mut draft);
+        add_prediction_head(&mut draft);
+        let expected = contents(draft.write().path());
+        let same = |what: &str, folder: &Path| assert!(contents(folder) == expected, "{name}: {what}");
+
+        same("three shards", draft.write_shards(3).path());
+        let mut huggingface = draft.clone();
+        huggingface.rename(|name| name.replace("language_model.model.", "model.language_model."));
+        same("`model.language_model`", huggingface.write().path());
+        huggingface.rename(|name| name.replace("language_model.lm_head", "lm_head"));
+        huggingface_convention(&mut huggingface);
+        same("Hugging Face's convention", huggingface.write_shards(2).path());
+
+        let mut text_alone = draft.clone();
+        text_alone.rename(|name| name.strip_prefix("language_model.").unwrap_or(name).to_owned());
+        let mut config = text_alone.text().clone();
+        config.insert("quantization".into(), text_alone.config["quantization"].clone());
+        text_alone.config = config.into();
+        same("a configuration and names of text alone", text_alone.write().path());
+        text_alone.rename(|name| name.replace("mtp.", "language_model.mtp."));
+        same("`language_model.mtp`", text_alone.write().path());
+
+        let mut nested = draft.clone();
+        let quantization = nested.config.as_object_mut().unwrap().remove("quantization").unwrap();
+        nested.config.as_object_mut().unwrap().remove("quantization_config");
+        nested.text().insert("quantization".into(), quantization);
+        same("`quantization` in `text_config`", nested.write().path());
+
+        let mut listed = draft.clone();
+        let kinds = (1..=8).map(|n| if n % 4 == 0 { "full_attention" } else { "linear_attention" });
+        listed.text().insert("layer_types".into(), kinds.collect());
+        listed.text().remove("full_attention_interval");
+        same("`layer_types`", listed.write().path());
+    }
+}
+
+/// A prediction head of one layer, all of it plain: its attention layer is the last layer's copy.
+fn add_prediction_head(draft: &mut Draft) {
+    let hidden = 128;
+    let is_last = |name: &&String| name.starts_with("language_model.model.layers.7.");
+    let last: Vec<String> = draft.tensors.keys().filter(is_last).cloned().collect();
+    for name in last {
+        let new = name.replace("language_model.model.layers.7.", "mtp.layers.0.");
+        let tensor = draft.tensors[&name].clone();
+        draft.put(new, tensor);
+    }
+    if let Some(own) = draft.config["quantization"].get("language_model.model.layers.7.mlp.gate").cloned() {
+        let table = draft.config["quantization"].as_object_mut().unwrap();
+        table.insert("mtp.layers.0.mlp.gate".into(), own.clone());
+        table.insert("mtp.layers.0.mlp.shared_expert_gate".into(), own);
+    }
+    draft.put("mtp.fc.weight", Stored::zeros(Dtype::BF16, &[hidden, 2 * hidden]));
+    for norm in ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"] {
+        draft.put(format!("mtp.{norm}.weight"), Stored::f32(&[hidden], &[1.5; 128]));
+    }
+}
+
+/// Experts stacked as Hugging Face does it, gates above ups, and each in a tensor of its own: the numbers are the same.
+#[test]
+fn experts_can_be_stacked_fused_or_apart() {
+    let (experts, inside, hidden) = (8, 64, 128);
+    let mut draft = Draft::read(&fixture("qwen3.5-moe-q6"));
+    let packed: Vec<String> =
+        draft.tensors.keys().filter(|name| name.contains("switch_mlp")).cloned().collect();
+    for (n, name) in packed.iter().enumerate() {
+        draft.take(name);
+        if name.ends_with(".weight") {
+            let numbers: Vec<f32> = (0..experts * inside * hidden).map(|i| (i * 7 + n) as f32).collect();
+            let (rows, cols) = if name.contains("down") { (hidden, inside) } else { (inside, hidden) };
+            draft.put(name, Stored::f32(&[experts, rows, cols], &numbers));
+        }
+    }
+    let expected = contents(draft.write().path());
+    let bytes = inside * hidden * 4;
+    let (mut fused, mut apart) = (draft.clone(), draft);
+    for layer in 0..8 {
+        let below = format!("language_model.model.layers.{layer}.mlp");
+        let [gates, ups, downs] = ["gate", "up", "down"].map(|part| {
+            apart.take(&format!("{below}.switch_mlp.{part}_proj.weight"));
+            fused.take(&format!("{below}.switch_mlp.{part}_proj.weight"))
+        });
+        let parts = gates.data.chunks(bytes).zip(ups.data.chunks(bytes));
+        let data = parts.flat_map(|(gate, up)| [gate, up].concat()).collect();
+        let shape = vec![experts, 2 * inside, hidden];
+        fused.put(format!("{below}.experts.gate_up_proj"), Stored { dtype: Dtype::F32, shape, data });
+        for (part, all) in [("gate", gates), ("up", ups), ("down", downs.clone())] {
+            for (expert, data) in all.data.chunks(bytes).enumerate() {
+                let stored =
+                    Stored { dtype: Dtype::F32, shape: all.shape[1..].to_vec(), data: data.to_vec() };
+                apart.put(format!("{below}.experts.{expert}.{part}_proj.weight"), stored);
+            }
+        }
+        fused.put(format!("{below}.experts.down_proj"), downs);
+    }
+    assert!(contents(fused.write().path()) == expected, "fused");
+    assert!(contents(apart.write_shards(2).path()) == expected, "apart");
+    apart.take("language_model.model.layers.3.mlp.experts.5.up_proj.weight");
+    let error = Folder::open(apart.write().path()).unwrap_err().to_string();
+    assert!(error.contains("layers.3.mlp.experts.5.up_proj.weight` is missing"), "{error}");
+    let turned = fused.tensors.get_mut("language_model.model.layers.3.mlp.experts.gate_up_proj").unwrap();
+    turned.shape = vec![experts, hidden, 2 * inside];
+    turned.shape.swap(0, 1);
+    let error = Folder::open(fused.write().path()).unwrap_err().to_string();
+    assert!(error.contains("layers.3.mlp.experts.gate_up_proj` is 128x8x128"), "{error}");
+}
+
+#[test]
+fn packed_experts_can_be_apart() {
+    let draft = Draft::read(&fixture("qwen3.5-moe-q6"));
+    let expected = contents(draft.write().path());
+    let mut apart = draft;
+    let stacked: Vec<String> =
+        apart.tensors.keys().filter(|name| name.contains("switch_mlp")).cloned().collect();
+    for name in stacked {
+        let all = apart.take(&name);
+        let bytes = all.data.len() / 8;
+        for (expert, data) in all.data.chunks(bytes).enumerate() {
+            let stored = Stored { dtype: all.dtype, shape: all.shape[1..].to_vec(), data: data.to_vec() };
+            apart.put(name.replace("switch_mlp", &format!("experts.{expert}")), stored);
+        }
+    }
+    assert!(contents(apart.write().path()) == expected);
+}
+
+/// Whether packing is told by full name, by a name without prefix or with another one makes no difference.
+#[test]
+fn exceptions_from_packing_are_found_under_every_prefix() {
+    let draft = Draft::read(&fixture("qwen3.5-moe-q6"));
+    let expected = contents(draft.write().path());
+    for prefix in ["", "model.", "model.language_model."] {
+        let mut changed = draft.clone();
+        changed.config.as_object_mut().unwrap().remove("quantization_config");
+        let table = changed.config["quantization"].as_object_mut().unwrap();
+        *table = std::mem::take(table)
+            .into_iter()
+            .map(|(key, value)| (key.replace("language_model.model.", prefix), value))
+            .collect();
+        assert!(contents(changed.write().path()) == expected, "{prefix}");
+    }
+    let mut plain = draft;
+    let name = "language_model.model.layers.0.mlp.gate";
+    for side in ["scales", "biases"] {
+        plain.take(&format!("{name}.{side}"));
+    }
+    plain.put(format!("{name}.weight"), Stored::f32(&[8, 128], &[0.25; 1024]));
+    plain.config["quantization"][name] = json!(false);
+    let folder = plain.write();
+    let role = TensorRole::Layer(Site::Main(0), Part::Router);
+    let tensor = Folder::open(folder.path()).unwrap().tensor(role).unwrap().unwrap();
+    assert!(matches!(tensor.data, TensorData::Plain(Float::F32, _)));
+}
+
+#[test]
+fn what_is_not_the_model_itself_is_skipped_and_counted() {
+    let mut draft = Draft::read(&fixture("qwen3.5-q4"));
+    add_prediction_head(&mut draft);
+    let before = contents(draft.write().path());
+    draft.put("vision_tower.blocks.0.attn.qkv.weight", Stored::zeros(Dtype::BF16, &[6, 2]));
+    draft.put("model.visual.merger.mlp.0.bias", Stored::zeros(Dtype::F32, &[5]));
+    draft.put("language_model.lm_head.weight", Stored::zeros(Dtype::BF16, &[320, 128]));
+    for name in ["a", "b", "c", "d"] {
+        draft.put(format!("audio_tower.{name}"), Stored::zeros(Dtype::I64, &[2]));
+    }
+    let folder = draft.write();
+    assert!(contents(folder.path()) == before);
+    let summary = inspect(folder.path()).unwrap();
+    let fates: Vec<_> = summary.tensor_fates.iter().map(|f| (f.fate, f.tensors, f.bytes)).collect();
+    assert_eq!(
+        fates[2..],
+        [(Fate::Vision, 2, Some(44)), (Fate::Derived, 1, Some(81_920)), (Fate::Unknown, 4, Some(64)),]
+    );
+    assert_eq!((fates[0].0, fates[1].0, fates[1].1), (Fate::Used, Fate::Prediction, 15));
+    assert_eq!(summary.unknown_tensors, ["audio_tower.a", "audio_tower.b", "audio_tower.c"]);
+    assert_eq!(
+        (summary.prediction_layers, summary.layers["recurrent"], summary.layers["attention"]),
+        (1, 6, 2)
+    );
+    assert_eq!(summary.weight_bytes, inspect(&fixture("qwen3.5-q4")).unwrap().weight_bytes);
+}
+
+#[test]
+fn inspection_says_what_state_costs() {
+    let summary = inspect(&fixture("qwen3.5-q4")).unwrap();
+    assert_eq!(summary.name, "parity-qwen3.5-q4");
+    // Two attention layers, keys and values, two heads of 32 columns, f16.
+    assert_eq!(summary.state_bytes_per_token, 2 * 2 * 2 * 32 * 2);
+    // Six recurrent layers: three inputs of 256 channels, four heads of 32x32.
+    assert_eq!(summary.snapshot_bytes, Some(6 * (3 * 256 + 4 * 32 * 32) * 4));
+    let at = &summary.memory[0];
+    let state = 4096 * summary.state_bytes_per_token + summary.snapshot_bytes.unwrap();
+    assert_eq!((at.tokens, at.state, summary.memory.len()), (4096, state, 1));
+    assert_eq!(at.int8, summary.weight_bytes.map(|weights| weights + state));
+    // Six bits are computed with as eight, and packed weights become f32 at that precision.
+    let summary = inspect(&fixture("qwen3.5-moe-q6")).unwrap();
+    let six = summary.tensor_types.iter().find(|kind| kind.kind == "affine6").unwrap();
+    let state = summary.memory[0].state;
+    assert_eq!(summary.memory[0].int8, summary.weight_bytes.map(|bytes| bytes + six.elements / 4 + state));
+    let experts = summary.experts.unwrap();
+    assert_eq!((experts.experts, experts.per_token, experts.shared), (8, 2, 64));
+    assert_eq!(inspect(&fixture("llama")).unwrap().snapshot_bytes, None);
 }
