@@ -155,7 +155,9 @@ impl Source {
     /// The name shown for it: what the file says, or what it is called. A folder's name is all of it: `Model-0.5B` has no extension.
     fn name(&self) -> String {
         let path = self.checkpoint().path();
-        let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        // `.` and `..` have no name of their own.
+        let whole = if path.file_name().is_some() { Ok(path.to_owned()) } else { path.canonicalize() };
+        let whole = whole.unwrap_or_default();
         let (given, called) = match self {
             Source::Gguf(gguf) => (gguf.text("general.name").ok().flatten(), whole.file_stem()),
             Source::Folder(_) => (None, whole.file_name()),
