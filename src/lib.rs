@@ -30,7 +30,8 @@
 //! * [`model`]: model files, tokenizer, chat template with a segment for every token, and the architectures, each
 //!   written once against [`device::ops::Device`].
 //! * [`device`]: the seam between models and arithmetic. `cpu` has kernels of its own, `sim` a pseudo-model and a cost model.
-//! * [`cache`]: hash-chained blocks, pages with their holders, the prefix index, and the restore with its named losses.
+//! * [`cache`]: hash-chained blocks, pages and slots with their holders, snapshots of recurrent state, the prefix index, and
+//!   the restore with its named losses.
 //! * [`prefill`] and [`decode`]: how a suffix is cut into chunks; how a token is chosen.
 //! * [`engine`]: the thread that owns all of the above, its clock, its scheduler, its lanes.
 //! * [`config`]: typed TOML; one source of defaults.
@@ -48,8 +49,9 @@
 //! * **Equal bits by every route** on `cpu`: a token's state and logits depend on the tokens and positions before it, not on chunk
 //!   size, batch, restore point, thread count or instruction set. So restored state *is* recomputed state, and a difference
 //!   on the screen is caused by the mechanism under study. See [`device::cpu`].
-//! * **A page is immutable once it is indexed.** Restoring is sharing; nothing is copied, and a reference that outlived its
-//!   page is caught by the page's generation before anything is read through it.
+//! * **A page or a snapshot is immutable once it is indexed.** Restoring is sharing: a span reads the state it starts from in one
+//!   slot and writes another. Nothing is copied, and a reference that outlived what it was made for is caught by its
+//!   generation before anything is read through it.
 //! * **Every token of an uncached suffix has a reason.** The losses of a restore add up to the suffix, always.
 //! * **Files from outside are hostile until parsed**: sizes are bounded before anything is allocated, and an error names
 //!   file, place and remedy.

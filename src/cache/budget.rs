@@ -2,8 +2,9 @@
 //!
 //! The device never gives memory back, so what counts is how many of each were ever in use at once. A page or a slot that
 //! was never handed out before is taken only while all of them together stay within the bound. Two rules keep the one
-//! kind from starving the other: a live slot for every sequence that may run is set aside from the start, and snapshots
-//! get at most half of what remains, so that a prompt which fits the other half is served whatever was captured before.
+//! kind from starving the other. A live slot for every sequence that may run is set aside from the start. And snapshots
+//! get what whole contexts of all these sequences leave, or a quarter of the room where that is more: a prompt that fits
+//! the rest is served whatever was captured before.
 
 /// The bound, and what it has to hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub struct Budget {
     pub slot_bytes: u64,
     /// Sequences that may run at once.
     pub sequences: usize,
+    /// Pages of a whole context.
+    pub context_pages: usize,
 }
 
 impl Budget {
@@ -31,8 +34,10 @@ impl Budget {
 
     /// The most slots that may hold snapshots.
     pub fn most_snapshots(&self) -> usize {
-        let live = self.live_slots() as u64 * self.slot_bytes;
-        count((self.limit_bytes - live) / 2, self.slot_bytes)
+        let room = self.limit_bytes - self.live_slots() as u64 * self.slot_bytes;
+        let contexts =
+            (self.sequences as u64).saturating_mul(self.context_pages as u64).saturating_mul(self.page_bytes);
+        count(room.saturating_sub(contexts).max(room / 4), self.slot_bytes)
     }
 
     /// Whether so many pages and slots are within the bound.
@@ -61,17 +66,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn live_slots_come_first_and_snapshots_get_half_of_the_rest() {
-        let budget = Budget { limit_bytes: 100, page_bytes: 3, slot_bytes: 10, sequences: 4 };
-        assert_eq!((budget.live_slots(), budget.most_snapshots(), budget.most_pages(7)), (4, 3, 10));
-        assert!(budget.allows(10, 7) && !budget.allows(11, 7));
-        let tight = Budget { limit_bytes: 25, ..budget };
-        assert_eq!((tight.live_slots(), tight.most_snapshots()), (2, 0));
+    fn live_slots_come_first_then_pages_of_contexts_or_three_quarters() {
+        let tight =
+            Budget { limit_bytes: 120, page_bytes: 3, slot_bytes: 10, sequences: 4, context_pages: 50 };
+        assert_eq!((tight.live_slots(), tight.most_snapshots(), tight.most_pages(6)), (4, 2, 20));
+        assert!(tight.allows(20, 6) && !tight.allows(21, 6));
+        assert_eq!(Budget { context_pages: 2, ..tight }.most_snapshots(), 5);
+        let tighter = Budget { limit_bytes: 25, ..tight };
+        assert_eq!((tighter.live_slots(), tighter.most_snapshots()), (2, 0));
     }
 
     #[test]
     fn without_recurrent_layers_all_of_it_is_for_pages() {
-        let budget = Budget { limit_bytes: 100, page_bytes: 3, slot_bytes: 0, sequences: 4 };
+        let budget =
+            Budget { limit_bytes: 100, page_bytes: 3, slot_bytes: 0, sequences: 4, context_pages: 1 };
         assert_eq!((budget.live_slots(), budget.most_snapshots(), budget.most_pages(9)), (0, 0, 33));
         assert!(!budget.is_recurrent() && budget.allows(33, 9) && !budget.allows(usize::MAX, 0));
     }

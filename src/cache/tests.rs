@@ -16,7 +16,8 @@ fn identity() -> Identity {
 }
 
 fn cache(pages: usize) -> Cache {
-    let budget = Budget { limit_bytes: pages as u64, page_bytes: 1, slot_bytes: 0, sequences: 1 };
+    let budget =
+        Budget { limit_bytes: pages as u64, page_bytes: 1, slot_bytes: 0, sequences: 1, context_pages: 1 };
     Cache::new(&identity(), BLOCK, budget)
 }
 
@@ -148,9 +149,9 @@ fn an_evicted_block_is_remembered_with_who_wrote_it_and_for_whom() {
 /// A cache of a hybrid with one running sequence and room for at least `pages` pages beside `snapshots` snapshots.
 fn hybrid(pages: usize, snapshots: usize) -> Cache {
     let slot_bytes = (pages / snapshots) as u64;
-    // Snapshots get half of what the live slot leaves.
-    let limit_bytes = slot_bytes + 2 * pages as u64;
-    let budget = Budget { limit_bytes, page_bytes: 1, slot_bytes, sequences: 1 };
+    // Snapshots get a quarter of what the live slot leaves.
+    let limit_bytes = slot_bytes + 4 * pages as u64;
+    let budget = Budget { limit_bytes, page_bytes: 1, slot_bytes, sequences: 1, context_pages: usize::MAX };
     Cache::new(&identity(), BLOCK, budget)
 }
 
@@ -241,8 +242,8 @@ fn a_running_sequence_finds_a_slot_whatever_was_captured() {
 }
 
 proptest! {
-    /// Bytes ever handed out stay within the bound, a live slot for every sequence is always to be had, and half of the rest
-    /// is always to be had as pages.
+    /// Bytes ever handed out stay within the bound, a live slot for every sequence is always to be had, and three quarters of the
+    /// rest are always to be had as pages.
     #[test]
     fn pages_and_slots_share_the_bound(
         operations in prop::collection::vec((0_u8..7, any::<prop::sample::Index>()), 1..120),
@@ -250,7 +251,7 @@ proptest! {
         slot_bytes in 1_u64..6,
         sequences in 1_usize..4,
     ) {
-        let budget = Budget { limit_bytes, page_bytes: 2, slot_bytes, sequences };
+        let budget = Budget { limit_bytes, page_bytes: 2, slot_bytes, sequences, context_pages: usize::MAX };
         let mut cache = Cache::new(&identity(), BLOCK, budget);
         let (mut pages, mut live, mut snapshots) = (Vec::new(), Vec::new(), Vec::new());
         for (step, (operation, index)) in operations.iter().enumerate() {
@@ -270,7 +271,7 @@ proptest! {
                 6 => {
                     let tokens: Vec<u32> = (0..12).map(|i| i + step as u32 % 5 * 100).collect();
                     let room = budget.limit_bytes - (sequences as u64 * slot_bytes);
-                    if pages.len() as u64 + 3 <= room / 2 / budget.page_bytes {
+                    if pages.len() as u64 + 3 <= room * 3 / 4 / budget.page_bytes {
                         store_with_snapshots(&mut cache, &tokens, &[1, 3], step as u64);
                     }
                 }

@@ -159,6 +159,7 @@ fn serve(
         page_bytes: facts.page_bytes.max(1) as u64,
         slot_bytes: facts.slot_bytes as u64,
         sequences: config.scheduler.max_sequences,
+        context_pages: facts.context_tokens.div_ceil(facts.page_tokens.max(1)),
     };
     let cache = Cache::new(&cache_identity(&facts, &text), facts.page_tokens, budget);
     let run = run_facts(config, &session, &facts);

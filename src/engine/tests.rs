@@ -349,6 +349,7 @@ impl Ground {
             page_bytes: 1,
             slot_bytes: 0,
             sequences: scheduling.max_sequences,
+            context_pages: pages,
         };
         Ground { scheduling, policy: SnapshotPolicy::Every, block_tokens: BLOCK, budget }
     }

@@ -239,6 +239,21 @@ mod tests {
     }
 
     #[test]
+    fn snapshots_are_counted_where_the_model_has_recurrent_layers() {
+        let mut ledger = ledger(&[(100, Some(0)), (200, Some(0))]);
+        assert!(!summary(&ledger).contains("snapshots"));
+        for request in [1, 2] {
+            let snapshots = Some(SnapshotsStored { stored: 1_000, not_taken: request, dropped: 0 });
+            let body = Body::Stored { stored_tokens: 0, canonical_tokens: 0, evicted_blocks: 0, snapshots };
+            let (lane, request) = (Some(LaneId(0)), Some(RequestId(request)));
+            ledger.apply(&Event { seq: 90, at: Stamp(90), lane, request, body });
+        }
+        let summary = summary(&ledger);
+        let words = "snapshots stored 2,000, not taken for want of room 3, dropped to make room 0\n";
+        assert!(summary.contains(words), "{summary}");
+    }
+
+    #[test]
     fn an_empty_ledger_has_a_summary() {
         assert!(summary(&Ledger::new()).starts_with("0 requests · prompt 0 · from the checkpoint 0 · "));
     }

@@ -291,7 +291,7 @@ fn hybrid() -> Bench {
     let held = restore.blocks.iter().filter(|block| block.residency == Residency::Ram).count();
     let restored = held - 12;
     for (index, block) in restore.blocks[..held].iter_mut().enumerate() {
-        block.snapshot = Some(index + 1 <= restored && (index + 1) % 7 == restored % 7);
+        block.snapshot = Some(index < restored && (index + 1) % 7 == restored % 7);
         if index >= restored {
             block.residency = Residency::Placeholder;
         }

@@ -16,14 +16,15 @@ const REPLY: u64 = 20;
 /// Ground with room for every running sequence at its longest, and for `snapshots` snapshots or a few more.
 fn ground(policy: SnapshotPolicy, chunk_tokens: usize, max_sequences: usize, snapshots: usize) -> Ground {
     let needed = max_sequences * (LONGEST + REPLY as usize).div_ceil(SHORT);
-    // Half of what the live slots leave is for snapshots.
-    let half = needed.max(snapshots);
-    let slot_bytes = half.checked_div(snapshots).unwrap_or(half + 1);
+    // A quarter of what the live slots leave is for snapshots.
+    let quarter = needed.div_ceil(3).max(snapshots);
+    let slot_bytes = quarter.checked_div(snapshots).unwrap_or(quarter + 1);
     let budget = Budget {
-        limit_bytes: (max_sequences * slot_bytes + 2 * half) as u64,
+        limit_bytes: (max_sequences * slot_bytes + 4 * quarter) as u64,
         page_bytes: 1,
         slot_bytes: slot_bytes as u64,
         sequences: max_sequences,
+        context_pages: usize::MAX,
     };
     Ground {
         scheduling: SchedulerConfig { max_sequences, chunk_tokens },
