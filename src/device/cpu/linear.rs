@@ -8,10 +8,11 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use super::encoding::{Meaning, Width};
 use super::isa::{GROUP, Isa, LANES, U4_GROUP, U8_GROUP};
 use super::kernel::{Kernel, Task};
 use super::memory::Parts;
-use super::pack::{Floats, Matrix, Meaning, Packed, Weights, Width};
+use super::pack::{Floats, Matrix, Packed, Weights};
 use super::pool::Pool;
 use super::quantise::{BLOCK, Operands, PLANES, Quantised, Regrouped, blocks};
 

@@ -7,6 +7,7 @@
 mod attention;
 mod delta;
 mod elementwise;
+mod encoding;
 mod experts;
 mod isa;
 mod kernel;
@@ -32,11 +33,11 @@ use pool::Pool;
 use quantise::{Operands, rows_a_task};
 
 pub use delta::Delta;
+pub use encoding::kept_bits;
 pub use experts::Experts;
 pub use kernel::Kernel;
 pub use kv::Kv;
 pub use memory::Hidden;
-pub use pack::kept_bits;
 pub use states::States;
 
 use super::ops::{
@@ -169,7 +170,7 @@ impl Device for Cpu {
     }
 
     fn load_gain(&mut self, source: WeightSource<'_>) -> Result<Gain, DeviceError> {
-        Ok(Gain { values: pack::plain(&source)? })
+        Ok(Gain { values: encoding::plain(&source)? })
     }
 
     fn load_table(&mut self, source: WeightSource<'_>) -> Result<Table, DeviceError> {
@@ -180,10 +181,10 @@ impl Device for Cpu {
         let DeltaSource { convolution, decay_rate, decay_bias, norm } = source;
         Ok(Delta::new(
             shape,
-            &pack::plain_of(&convolution, shape.channels(), shape.taps)?,
-            &pack::plain_of(&decay_rate, 1, shape.value_heads)?,
-            &pack::plain_of(&decay_bias, 1, shape.value_heads)?,
-            pack::plain_of(&norm, 1, shape.value_dim)?,
+            &encoding::plain_of(&convolution, shape.channels(), shape.taps)?,
+            &encoding::plain_of(&decay_rate, 1, shape.value_heads)?,
+            &encoding::plain_of(&decay_bias, 1, shape.value_heads)?,
+            encoding::plain_of(&norm, 1, shape.value_dim)?,
         ))
     }
 

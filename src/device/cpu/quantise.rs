@@ -6,10 +6,10 @@
 //! Rows are taken in blocks of 8, 4, 2 and 1, and a block's numbers are interleaved so that a kernel reads one stream. How
 //! rows fall into blocks never changes a row's numbers.
 
+use super::encoding::Meaning;
 use super::isa::{GROUP, Isa, LANES};
 use super::kernel::{Kernel, Task};
 use super::memory::{Parts, Scratch};
-use super::pack::Meaning;
 use super::pool::Pool;
 
 /// Rows of the largest block.
