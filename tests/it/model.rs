@@ -4,6 +4,7 @@ mod bits;
 mod draft;
 mod folder;
 mod hostile;
+mod hostile_folder;
 mod parity;
 
 use std::path::{Path, PathBuf};

@@ -132,11 +132,17 @@ impl TextCodec {
         let wrong = |problem: String| ModelError::file(&path, problem, remedy);
         let tokenizer = read_tokenizer(&json).map_err(wrong)?;
         let companions = Companions::read(folder)?;
-        let specials: Vec<Special> = tokenizer
+        let mut specials: Vec<Special> = tokenizer
             .get_added_tokens_decoder()
             .into_iter()
             .map(|(id, token)| Special { text: token.content, id, control: token.special })
             .collect();
+        // Older folders list some of them beside the tokenizer only.
+        for token in companions.added {
+            if (token.id as usize) < vocab && specials.iter().all(|known| known.id != token.id) {
+                specials.push(token);
+            }
+        }
         let spelled = |text: &Option<String>| {
             specials.iter().find(|s| Some(&s.text) == text.as_ref()).map(|special| special.id)
         };
@@ -242,10 +248,13 @@ fn byte_level(tokenizer: &Tokenizer) -> Result<ByteLevelBpe, String> {
 struct Companions {
     template: Option<String>,
     tokens: TemplateTokens,
+    /// Tokens that `tokenizer_config.json` adds.
+    added: Vec<Special>,
     end_ids: Vec<u32>,
 }
 
 impl Companions {
+    /// Sampling settings are not taken over: what a run samples with is said in its own configuration.
     fn read(folder: &Path) -> Result<Companions, ModelError> {
         let parse = |name: &str| -> Result<Option<Json>, ModelError> {
             let path = folder.join(name);
@@ -262,29 +271,54 @@ impl Companions {
                 value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
             };
             companions.tokens = TemplateTokens { bos: token("bos_token"), eos: token("eos_token") };
+            let added = config.get("added_tokens_decoder").and_then(Json::as_object);
+            companions.added = added.into_iter().flatten().filter_map(added_token).collect();
+        }
+        // Models of several media keep the template with their processor's settings.
+        if let Some(processor) = parse("chat_template.json")? {
+            let template = processor.get("chat_template").and_then(default_template);
+            companions.template = template.or(companions.template);
         }
         if let Some(template) = read_small(&folder.join("chat_template.jinja"), MAX_COMPANION)? {
             companions.template = Some(template);
         }
-        if let Some(config) = parse("generation_config.json")? {
-            let ids = match config.get("eos_token_id") {
-                Some(Json::Array(ids)) => ids.clone(),
-                Some(id) => vec![id.clone()],
-                None => Vec::new(),
-            };
+        companions.end_ids = parse("generation_config.json")?.as_ref().map(end_ids).unwrap_or_default();
+        if companions.end_ids.is_empty()
+            && let Some(config) = parse("config.json")?
+        {
             companions.end_ids =
-                ids.iter().filter_map(Json::as_u64).filter_map(|id| u32::try_from(id).ok()).collect();
+                [Some(&config), config.get("text_config")].into_iter().flatten().flat_map(end_ids).collect();
         }
         Ok(companions)
     }
 }
 
-/// The template itself, or the one named `default` of several.
+/// `eos_token_id`, one or several.
+fn end_ids(config: &Json) -> Vec<u32> {
+    let id = |json: &Json| json.as_u64().and_then(|id| u32::try_from(id).ok());
+    match config.get("eos_token_id") {
+        Some(Json::Array(ids)) => ids.iter().filter_map(id).collect(),
+        Some(one) => id(one).into_iter().collect(),
+        None => Vec::new(),
+    }
+}
+
+/// An entry of `added_tokens_decoder`: id and description.
+fn added_token((id, token): (&String, &Json)) -> Option<Special> {
+    let text = token.get("content")?.as_str().filter(|text| !text.is_empty())?.to_owned();
+    let control = token.get("special").and_then(Json::as_bool).unwrap_or(false);
+    Some(Special { text, id: id.parse().ok()?, control })
+}
+
+/// The template itself, or of several the one named `default`, or else the first.
 fn default_template(value: &Json) -> Option<String> {
     let named = |entry: &&Json| entry.get("name").and_then(Json::as_str) == Some("default");
     match value {
         Json::String(template) => Some(template.clone()),
-        Json::Array(all) => all.iter().find(named)?.get("template")?.as_str().map(str::to_owned),
+        Json::Array(all) => {
+            let entry = all.iter().find(named).or(all.first())?;
+            entry.get("template")?.as_str().map(str::to_owned)
+        }
         _ => None,
     }
 }

@@ -1,5 +1,7 @@
 //! Facts about rendering that hold for every codec, shown on the synthetic one.
 
+mod thinking;
+
 use std::path::Path;
 use std::sync::OnceLock;
 
