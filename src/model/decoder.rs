@@ -123,6 +123,11 @@ impl Loader<'_> {
         device.load_gain(tensor.source()).map_err(|e| self.refused(e))
     }
 
+    fn table<D: Device>(&mut self, device: &mut D) -> Result<D::Table, ModelError> {
+        let tensor = self.need(TensorRole::Embedding)?;
+        device.load_table(tensor.source()).map_err(|e| self.refused(e))
+    }
+
     fn layer<D: Device>(
         &mut self,
         device: &mut D,
@@ -250,8 +255,7 @@ impl<D: Device> Decoder<D> {
     ) -> Result<Decoder<D>, ModelError> {
         hasher.update(format!("{shape:?}\n").as_bytes());
         let mut loader = Loader { checkpoint, shape: &shape, hasher, read: HashSet::new() };
-        let table = loader.need(TensorRole::Embedding)?;
-        let table = device.load_table(table.source()).map_err(|e| loader.refused(e))?;
+        let table = loader.table(device)?;
         let mut layers = Vec::new();
         let (mut attention, mut recurrent) = (0.., 0..);
         for (n, kind) in shape.layers.iter().enumerate() {

@@ -208,8 +208,8 @@ const F16: usize = 2;
 /// Bytes of a stored key or value at `f32` precision.
 const F32: usize = 4;
 
-fn total(sizes: impl Iterator<Item = Option<u64>>) -> Option<u64> {
-    sizes.fold(Some(0), |total, bytes| total?.checked_add(bytes?))
+fn total(mut sizes: impl Iterator<Item = Option<u64>>) -> Option<u64> {
+    sizes.try_fold(0u64, |total, bytes| total.checked_add(bytes?))
 }
 
 fn by_encoding(tensors: &[&TensorListing]) -> Vec<TensorTypeSummary> {

@@ -3,6 +3,7 @@
 mod bits;
 mod draft;
 mod folder;
+mod footprint;
 mod hostile;
 mod hostile_folder;
 mod parity;

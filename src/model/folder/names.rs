@@ -74,10 +74,13 @@ impl Names {
 
     /// Layers of the prediction head, by the greatest number in the names; 0 without one.
     pub(super) fn prediction_layers(self, shards: &Shards) -> usize {
-        let prefix = format!("{}.layers.", self.prediction);
-        let number = |name: &str| name.strip_prefix(&prefix)?.split('.').next()?.parse::<usize>().ok();
-        let last = shards.iter().filter_map(|(name, _)| number(name)).max();
+        let last = shards.iter().filter_map(|(name, _)| layer_number(self.prediction, name)).max();
         last.map_or(0, |last| last.saturating_add(1))
+    }
+
+    /// The layer of the model itself that the tensor `name` belongs to.
+    pub(super) fn main_layer(self, name: &str) -> Option<usize> {
+        layer_number(self.model, name)
     }
 
     /// What becomes of a tensor that has no role; `None` if it is one of the model's own, so that something else is meant.
@@ -94,6 +97,11 @@ impl Names {
             Some(Fate::Unknown)
         }
     }
+}
+
+/// The `n` of a name that begins with `{prefix}.layers.{n}.`.
+fn layer_number(prefix: &str, name: &str) -> Option<usize> {
+    name.strip_prefix(prefix)?.strip_prefix(".layers.")?.split_once('.')?.0.parse().ok()
 }
 
 /// A quantised module's key in `quantization`, whatever layout it is written in.

@@ -327,10 +327,7 @@ impl<'a> Planner<'a> {
     fn stranger(&self, name: &str, place: &Place) -> ModelError {
         let file = self.shards.file_of(place);
         let layers = self.shape().layers.len();
-        let beyond = name
-            .strip_prefix(&self.names.layer(Site::Main(0)).trim_end_matches('0'))
-            .and_then(|rest| rest.split('.').next()?.parse::<usize>().ok())
-            .filter(|layer| *layer >= layers);
+        let beyond = self.names.main_layer(name).filter(|layer| *layer >= layers);
         if let Some(layer) = beyond {
             let problem = format!(
                 "tensor `{name}` belongs to layer {layer}, but config.json says `num_hidden_layers` is {layers}"
