@@ -25,7 +25,7 @@ use crate::model;
 use crate::report::{Align, Table, bytes, or_dash, rate, seconds, thousands};
 
 pub(super) const EXAMPLES: &[Example] = &[
-    ("escarp bench --model SmolLM2.gguf", "prompts of 512 and 2,048 tokens"),
+    ("escarp bench", "the bundled model, prompts of 512 and 2,048 tokens"),
     ("escarp bench --model SmolLM2.gguf --sizes 512,2048,6144 --threads 2 --json", "as JSON"),
 ];
 
@@ -152,7 +152,7 @@ fn measure(options: &Options, config: &Config) -> Result<Report, Failure> {
         threads,
         chunk_tokens: config.scheduler.chunk_tokens,
         load_s,
-        file_bytes: path.and_then(size_of_files),
+        file_bytes: path.and_then(model::size_of_files),
         loaded_bytes,
         peak_bytes,
         bandwidth_bytes_per_s: bandwidth,
@@ -223,16 +223,6 @@ impl Iterator for RandomTokens {
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         u32::try_from((mixed ^ (mixed >> 31)) % self.vocab as u64).ok()
     }
-}
-
-/// Bytes of a model file, or of the files directly in a model folder.
-fn size_of_files(path: &Path) -> Option<u64> {
-    let metadata = path.metadata().ok()?;
-    if !metadata.is_dir() {
-        return Some(metadata.len());
-    }
-    let entries = path.read_dir().ok()?;
-    Some(entries.filter_map(|e| e.ok()?.metadata().ok()).filter(|m| m.is_file()).map(|m| m.len()).sum())
 }
 
 /// Bytes of all weights, as the precision has them: as the files store them, or in f32.

@@ -15,7 +15,8 @@ use super::{Example, Failure, examples};
 use crate::event::record;
 
 pub(super) const EXAMPLES: &[Example] = &[
-    ("escarp inspect SmolLM2.gguf", "a model: architecture, tensors, tokenizer"),
+    ("escarp inspect scarp", "the bundled model: layers, sizes, state and memory"),
+    ("escarp inspect SmolLM2.gguf", "a model file: architecture, tensors, tokenizer"),
     ("escarp inspect steady", "a bundled session: its requests and how history changes"),
     ("escarp inspect my-session.jsonl --model SmolLM2.gguf", "a session, counted in this model's tokens"),
     ("escarp inspect run.jsonl --json", "a recording: the run, its rows, its ledger hash"),
@@ -25,7 +26,7 @@ pub(super) const EXAMPLES: &[Example] = &[
 #[derive(Debug, clap::Args)]
 #[command(after_help = examples(EXAMPLES))]
 pub(super) struct Options {
-    /// A model (GGUF file or folder), a session (bundled name or file), or a recording
+    /// A model (bundled name, GGUF file or folder), a session (bundled name or file), or a recording
     #[arg(value_name = "WHAT", value_hint = ValueHint::AnyPath)]
     what: String,
     /// Count a session's tokens with this model's tokenizer
@@ -70,8 +71,13 @@ impl Kind {
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let path = Path::new(&options.what);
     // A bundled name wins over a file of that name, as it does everywhere.
-    let bundled = crate::session::bundled().iter().any(|(name, _)| *name == options.what);
-    let kind = if bundled { Kind::Session } else { Kind::of(path)? };
+    let session = crate::session::bundled().iter().any(|(name, _)| *name == options.what);
+    let model = crate::model::bundled().any(|name| name == options.what);
+    let kind = match (session, model) {
+        (true, _) => Kind::Session,
+        (_, true) => Kind::Model,
+        _ => Kind::of(path)?,
+    };
     let mut output = Output::stdout();
     match kind {
         Kind::Session => session::inspect(&options.what, options.model.as_deref(), options.json, &mut output),

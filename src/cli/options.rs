@@ -5,15 +5,17 @@ use std::path::PathBuf;
 use clap::ValueHint;
 
 use super::{Failure, logging};
-use crate::config::{self, Config, ConfigError, DeviceKind, Override};
+use crate::config::{self, Config, ConfigError, Override};
+use crate::model;
 
 /// Options of every command that loads a model.
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct ModelOptions {
-    /// A GGUF file, or a folder with config.json and model.safetensors [env: ESCARP_MODEL]
-    #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    /// A bundled model's name, a GGUF file, or a folder with config.json and safetensors [env: ESCARP_MODEL]
+    /// [default: scarp]
+    #[arg(long, value_name = "NAME|PATH", value_hint = ValueHint::AnyPath)]
     model: Option<PathBuf>,
-    /// Where the model runs; `sim` needs no model [default: cpu]
+    /// Where the model runs; `sim` runs a pseudo-model on a cost model [default: cpu]
     #[arg(long, value_parser = ["cpu", "sim"], value_name = "DEVICE")]
     device: Option<String>,
     /// A configuration file (TOML)
@@ -28,12 +30,13 @@ pub(super) struct ModelOptions {
 }
 
 impl ModelOptions {
-    /// The configuration these options and `sugar`, which wins, add up to. The model is sure to be named where the
-    /// device needs one.
+    /// The configuration these options and `sugar`, which wins, add up to. Where neither they nor the environment name a model, it
+    /// is the bundled one.
     pub(super) fn config(&self, sugar: impl IntoIterator<Item = Override>) -> Result<Config, Failure> {
         let mut config = self.settings_with(sugar)?;
-        if config.model.device != DeviceKind::Sim && config.model.path.is_none() {
-            config.model.path = Some(model_from_environment()?);
+        if config.model.path.is_none() {
+            let named = std::env::var_os("ESCARP_MODEL").filter(|name| !name.is_empty());
+            config.model.path = Some(named.map_or_else(|| model::TARGET.into(), PathBuf::from));
         }
         Ok(config)
     }
@@ -59,16 +62,6 @@ impl ModelOptions {
     pub(super) fn start_log(&self) -> Result<(), Failure> {
         logging::start(self.log.as_deref(), None)
     }
-}
-
-fn model_from_environment() -> Result<PathBuf, Failure> {
-    std::env::var_os("ESCARP_MODEL").filter(|v| !v.is_empty()).map(PathBuf::from).ok_or_else(|| {
-        Failure::input(
-            "no model given; name one with `--model PATH` or the environment variable ESCARP_MODEL \
-             (`sh .ci/fetch-model.sh models` gets SmolLM2-135M-Instruct, 94 MiB, Apache-2.0), \
-             or use `--device sim`, which needs none",
-        )
-    })
 }
 
 /// A configuration is text, so a path in it must be too.

@@ -7,6 +7,7 @@
 //! A file format gives tensors by their part in the model ([`Checkpoint`]); the [`Decoder`] is written
 //! against that and against [`crate::device::ops::Device`], so formats and devices know nothing of each other.
 
+mod bundled;
 mod decoder;
 mod file;
 mod folder;
@@ -25,7 +26,9 @@ use crate::device::cpu::{Cpu, CpuOptions};
 use crate::device::sim::Sim;
 use crate::device::{DeviceError, Executor};
 
+pub use bundled::{DRAFT, TARGET, bundled};
 pub use decoder::Decoder;
+pub use file::size_of_files;
 pub use folder::Folder;
 pub use gguf::{Gguf, Strings};
 pub use inspect::{
@@ -93,13 +96,7 @@ pub fn load(config: &Config) -> Result<Loaded, ModelError> {
 }
 
 fn load_cpu(config: &Config) -> Result<Loaded, ModelError> {
-    let path = config.model.path.as_deref().ok_or_else(|| {
-        ModelError::file(
-            Path::new("model.path"),
-            "no model is configured",
-            "give `--model PATH`, or `--device sim` to run without one",
-        )
-    })?;
+    let path = config.model.path.as_deref().unwrap_or(Path::new(TARGET));
     let source = Source::open(path)?;
     let shape = source.shape()?;
     let options =
@@ -122,7 +119,7 @@ enum Source {
 
 impl Source {
     fn open(path: &Path) -> Result<Source, ModelError> {
-        if path.is_dir() {
+        if file::is_folder(path) {
             return Folder::open(path).map(|folder| Source::Folder(Box::new(folder)));
         }
         let gguf = Gguf::open(path)?;

@@ -12,7 +12,7 @@ use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::ModelError;
-use super::file::{ModelFile, read_small};
+use super::file::{ModelFile, exists, read_small};
 
 /// Bytes of a file's header at most.
 const MAX_HEADER: u64 = 100_000_000;
@@ -135,7 +135,7 @@ impl Shards {
     /// Opens `model.safetensors` of `folder`, or the files its index names.
     pub(super) fn open(folder: &Path) -> Result<Shards, ModelError> {
         let mut shards = Shards { folder: folder.to_owned(), files: Vec::new(), tensors: BTreeMap::new() };
-        if folder.join(SINGLE).exists() {
+        if exists(&folder.join(SINGLE)) {
             shards.add(&folder.join(SINGLE))?;
             return Ok(shards);
         }
@@ -157,7 +157,7 @@ impl Shards {
                 return Err(ModelError::file(&index, problem, "shards must lie in the model's folder"));
             }
             let path = folder.join(shard);
-            if !path.exists() {
+            if !exists(&path) {
                 let (first, rest) = (tensors[0], tensors.len() - 1);
                 let problem = format!(
                     "the file is missing, and {INDEX} says that tensor `{first}` and {rest} more are in it"
