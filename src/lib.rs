@@ -27,8 +27,8 @@
 //! * [`ledger`]: the one fold over events. The interface, `replay` and a recorded run show the same facts because they
 //!   read the same fold.
 //! * [`session`]: the session file, and the player that walks through it, injects turns and forks history.
-//! * [`model`]: model files, tokenizer, chat template with a segment for every token, and the architectures, each
-//!   written once against [`device::ops::Device`].
+//! * [`model`]: model files, the bundled models, tokenizer, chat template with a segment for every token, and one decoder for all
+//!   architectures, written against [`device::ops::Device`].
 //! * [`device`]: the seam between models and arithmetic. `cpu` has kernels of its own, `sim` a pseudo-model and a cost model.
 //! * [`cache`]: hash-chained blocks, pages and slots with their holders, snapshots of recurrent state, the prefix index, and
 //!   the restore with its named losses.
@@ -52,6 +52,8 @@
 //! * **A page or a snapshot is immutable once it is indexed.** Restoring is sharing: a span reads the state it starts from in one
 //!   slot and writes another. Nothing is copied, and a reference that outlived what it was made for is caught by its
 //!   generation before anything is read through it.
+//! * **State is of two kinds.** Attention state can be cut at any block boundary; recurrent state exists only where it was
+//!   captured, and a span says which slot it reads and which it writes ([`device::StateFlow`]).
 //! * **Every token of an uncached suffix has a reason.** The losses of a restore add up to the suffix, always.
 //! * **Files from outside are hostile until parsed**: sizes are bounded before anything is allocated, and an error names
 //!   file, place and remedy.
