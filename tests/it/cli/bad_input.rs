@@ -73,15 +73,6 @@ fn string_entry(key: &str, value: &str) -> Vec<u8> {
 }
 
 #[test]
-fn no_model() {
-    let scene = Scene::new();
-    scene.refuses(
-        &replay(&[]),
-        &["no model given", "--model", "ESCARP_MODEL", "fetch-model.sh", "--device sim"],
-    );
-}
-
-#[test]
 fn a_model_that_is_not_there() {
     let scene = Scene::new();
     scene.refuses(&replay(&["--model", "none.gguf"]), &["none.gguf"]);

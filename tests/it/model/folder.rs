@@ -38,18 +38,16 @@ fn every_parity_folder_has_the_shape_its_configuration_gives() {
     assert_eq!(dense.layers, [LayerKind::Attention; 4]);
     assert!(dense.attention.head_norms && !dense.attention.gated);
     assert_eq!((dense.attention.rotary.base, dense.attention.rotary.dims), (1e6, 32));
-    for name in ["qwen3.5-q4", "qwen3.5-q8"] {
-        let hybrid = shape(name);
-        assert_eq!(hybrid.architecture, Architecture::Qwen35);
-        let kinds: Vec<bool> = hybrid.layers.iter().map(|kind| *kind == LayerKind::Attention).collect();
-        assert_eq!(kinds, [false, false, false, true, false, false, false, true]);
-        assert!(hybrid.attention.head_norms && hybrid.attention.gated);
-        assert_eq!((hybrid.attention.rotary.base, hybrid.attention.rotary.dims), (1e5, 8));
-        let delta = hybrid.delta.unwrap();
-        assert_eq!((delta.key_heads, delta.value_heads, delta.taps), (2, 4, 4));
-        assert_eq!(hybrid.mlp, MlpKind::Dense { intermediate: 192 });
-    }
-    let experts = shape("qwen3.5-moe-q6");
+    let hybrid = shape("qwen3.5-q4");
+    assert_eq!(hybrid.architecture, Architecture::Qwen35);
+    let kinds: Vec<bool> = hybrid.layers.iter().map(|kind| *kind == LayerKind::Attention).collect();
+    assert_eq!(kinds, [false, false, false, true, false, false, false, true]);
+    assert!(hybrid.attention.head_norms && hybrid.attention.gated);
+    assert_eq!((hybrid.attention.rotary.base, hybrid.attention.rotary.dims), (1e5, 8));
+    let delta = hybrid.delta.unwrap();
+    assert_eq!((delta.key_heads, delta.value_heads, delta.taps), (2, 4, 4));
+    assert_eq!(hybrid.mlp, MlpKind::Dense { intermediate: 192 });
+    let experts = shape("moe-q6");
     assert_eq!(experts.architecture, Architecture::Qwen35Moe);
     let MlpKind::Experts { routing, intermediate, shared } = experts.mlp else { panic!("{experts:?}") };
     assert_eq!((routing.experts, routing.per_token, routing.normalised), (8, 2, true));
@@ -59,9 +57,12 @@ fn every_parity_folder_has_the_shape_its_configuration_gives() {
 #[test]
 fn every_tensor_of_every_parity_folder_can_be_read() {
     let mut folders: Vec<PathBuf> =
-        ["llama", "qwen3-q4", "qwen3.5-q4", "qwen3.5-q8", "qwen3.5-moe-q6"].map(fixture).into();
+        ["llama", "qwen3-q4", "qwen3.5-q4", "moe-q6", "odd-hybrid", "odd-moe"].map(fixture).into();
     if let Some(shared) = super::from_environment("ESCARP_SHARED") {
-        folders.extend(["qwen3", "qwen3.5", "qwen3.5-moe"].map(|name| shared.join("data/parity").join(name)));
+        folders.extend(
+            ["qwen3", "qwen3.5", "qwen3.5-q8", "qwen3.5-moe", "qwen3.5-moe-q6"]
+                .map(|name| shared.join("data/parity").join(name)),
+        );
     }
     for folder in folders {
         let all = contents(&folder);
@@ -116,7 +117,7 @@ fn round_norms(draft: &mut Draft) {
 
 #[test]
 fn every_layout_and_convention_gives_the_same_tensors() {
-    for name in ["qwen3.5-q4", "qwen3.5-moe-q6"] {
+    for name in ["qwen3.5-q4", "moe-q6"] {
         let mut draft = Draft::read(&fixture(name));
         round_norms(&mut draft);
         add_prediction_head(&mut draft);
@@ -179,7 +180,7 @@ fn add_prediction_head(draft: &mut Draft) {
 #[test]
 fn experts_can_be_stacked_fused_or_apart() {
     let (experts, inside, hidden) = (8, 64, 128);
-    let mut draft = Draft::read(&fixture("qwen3.5-moe-q6"));
+    let mut draft = Draft::read(&fixture("moe-q6"));
     let packed: Vec<String> =
         draft.tensors.keys().filter(|name| name.contains("switch_mlp")).cloned().collect();
     for (n, name) in packed.iter().enumerate() {
@@ -226,7 +227,7 @@ fn experts_can_be_stacked_fused_or_apart() {
 
 #[test]
 fn packed_experts_can_be_apart() {
-    let draft = Draft::read(&fixture("qwen3.5-moe-q6"));
+    let draft = Draft::read(&fixture("moe-q6"));
     let expected = contents(draft.write().path());
     let mut apart = draft;
     let stacked: Vec<String> =
@@ -245,7 +246,7 @@ fn packed_experts_can_be_apart() {
 /// Whether packing is told by full name, by a name without prefix or with another one makes no difference.
 #[test]
 fn exceptions_from_packing_are_found_under_every_prefix() {
-    let draft = Draft::read(&fixture("qwen3.5-moe-q6"));
+    let draft = Draft::read(&fixture("moe-q6"));
     let expected = contents(draft.write().path());
     for prefix in ["", "model.", "model.language_model."] {
         let mut changed = draft.clone();
@@ -311,7 +312,7 @@ fn inspection_says_what_state_costs() {
     assert_eq!((at.tokens, at.state, summary.memory.len()), (4096, state, 1));
     assert_eq!(at.int8, summary.weight_bytes.map(|weights| weights + state));
     // Six bits are computed with as eight, and packed weights become f32 at that precision.
-    let summary = inspect(&fixture("qwen3.5-moe-q6")).unwrap();
+    let summary = inspect(&fixture("moe-q6")).unwrap();
     let six = summary.tensor_types.iter().find(|kind| kind.kind == "affine6").unwrap();
     let state = summary.memory[0].state;
     assert_eq!(summary.memory[0].int8, summary.weight_bytes.map(|bytes| bytes + six.elements / 4 + state));

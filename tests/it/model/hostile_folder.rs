@@ -18,7 +18,7 @@ fn hybrid() -> Draft {
 }
 
 fn experts() -> Draft {
-    Draft::read(&fixture("qwen3.5-moe-q6"))
+    Draft::read(&fixture("moe-q6"))
 }
 
 #[track_caller]
@@ -353,7 +353,7 @@ proptest! {
         value in prop_oneof![Just(0u64), Just(u64::MAX), Just(1 << 40), 1u64..1 << 24, 1u64..300],
         mixture in proptest::bool::ANY,
     ) {
-        let source = fixture(if mixture { "qwen3.5-moe-q6" } else { "qwen3.5-q4" });
+        let source = fixture(if mixture { "moe-q6" } else { "qwen3.5-q4" });
         let mut json: Value = serde_json::from_slice(&std::fs::read(source.join("config.json")).unwrap()).unwrap();
         let mut all = Vec::new();
         numbers(&json, "", &mut all);
