@@ -41,6 +41,22 @@ fn every_bundled_session_replays_on_the_bundled_model() {
     }
 }
 
+/// What is restored, from whichever snapshot, goes on exactly as what is computed anew.
+#[test]
+fn the_cache_and_its_snapshots_change_no_word_of_a_hybrid_s_replies() {
+    let said = |settings: &[&str]| -> Vec<String> {
+        let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
+        let (rows, _) = replay(&settings, "compaction");
+        rows.iter().map(|row| row["output_sha256"].as_str().unwrap().to_owned()).collect()
+    };
+    let anew = said(&["cache.enabled=false"]);
+    assert!(anew.len() > 10);
+    for policy in ["every", "last", "none"] {
+        assert_eq!(said(&[&format!("cache.snapshot_policy={policy}")]), anew, "{policy}");
+    }
+    assert_eq!(said(&["cache.block_tokens=64", "scheduler.chunk_tokens=100"]), anew, "other cuts");
+}
+
 #[test]
 fn every_bundled_session_replays_on_smollm2() {
     const CONTEXT: u64 = 8_192;
