@@ -50,8 +50,8 @@
 //!   size, batch, restore point, thread count or instruction set. So restored state *is* recomputed state, and a difference
 //!   on the screen is caused by the mechanism under study. See [`device::cpu`].
 //! * **A page or a snapshot is immutable once it is indexed.** Restoring is sharing: a span reads the state it starts from in one
-//!   slot and writes another. Nothing is copied, and a reference that outlived what it was made for is caught by its
-//!   generation before anything is read through it.
+//!   slot and writes another. A reference that outlived what it was made for is caught by its generation before anything is
+//!   read through it.
 //! * **State is of two kinds.** Attention state can be cut at any block boundary; recurrent state exists only where it was
 //!   captured, and a span says which slot it reads and which it writes ([`device::StateFlow`]).
 //! * **Every token of an uncached suffix has a reason.** The losses of a restore add up to the suffix, always.

@@ -11,7 +11,8 @@ use crate::model;
 /// Options of every command that loads a model.
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct ModelOptions {
-    /// A bundled model's name, a GGUF file, or a folder with config.json and safetensors [env: ESCARP_MODEL]
+    /// A bundled model's name (write `./scarp` for a folder called so), a GGUF file, or a folder with config.json and
+    /// safetensors [env: ESCARP_MODEL]
     /// [default: scarp]
     #[arg(long, value_name = "NAME|PATH", value_hint = ValueHint::AnyPath)]
     model: Option<PathBuf>,

@@ -10,6 +10,7 @@ pub(crate) mod conformance;
 pub mod cpu;
 pub mod ops;
 pub mod sim;
+pub mod slots;
 pub mod weights;
 
 use crate::event::{Identity, Nanos};
@@ -24,8 +25,8 @@ pub struct SlotId(pub u32);
 
 /// Which recurrent state a span starts from and where the state after its last token goes.
 ///
-/// A span that reads one slot and writes another leaves the first as it was: a snapshot, a restore and a fork each cost a slot and no
-/// copy.
+/// A span that reads one slot and writes another leaves the first as it was: a snapshot, a restore and a fork each cost a slot, and
+/// whatever copying they need is part of the pass that computes the span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateFlow {
     /// The state before the span's first token; `None` for the start of a sequence.
@@ -138,8 +139,9 @@ pub trait Executor: Send {
     /// Computes the spans, each of another sequence, in one batch.
     fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError>;
 
-    /// Makes `flow.to` the state after the first `tokens` tokens of the last span that wrote it, which was revocable. Its
-    /// `flow.from` must still hold what it held. Pages need no such thing: positions are overwritten.
+    /// Makes `flow.to` the state after the first `tokens` tokens of its span in the last forward, which was revocable and of at most
+    /// [`slots::MAX_REVOCABLE`] tokens. May be repeated until the next forward. Pages need no such thing: positions are
+    /// overwritten.
     fn rewind(&mut self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError>;
 
     /// Time it takes to attach `tokens` restored tokens, beyond what the engine itself measures. Zero except on `sim`.

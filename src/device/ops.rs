@@ -239,7 +239,7 @@ pub trait Device: Send {
     fn reserve_slots(&mut self, states: &mut Self::States, slots: usize) -> Result<(), DeviceError>;
     /// Digest of a slot.
     fn slot_digest(&self, states: &Self::States, slot: SlotId) -> [u8; 32];
-    /// Makes `flow.to` the state after the first `tokens` tokens of the last span that wrote it; see
+    /// Makes `flow.to` the state after the first `tokens` tokens of its span in the last forward; see
     /// [`Executor::rewind`](crate::device::Executor::rewind).
     fn rewind(
         &mut self,

@@ -257,14 +257,23 @@ impl<D: Device> Decoder<D> {
         let mut loader = Loader { checkpoint, shape: &shape, hasher, read: HashSet::new() };
         let table = loader.table(device)?;
         let mut layers = Vec::new();
-        let (mut attention, mut recurrent) = (0.., 0..);
+        let (mut attention, mut recurrent) = (0, 0);
         for (n, kind) in shape.layers.iter().enumerate() {
             let site = Site::Main(n);
+            // Layers of a kind share a store, in which they are numbered by themselves.
             let mixer = match (kind, shape.delta) {
-                (LayerKind::Recurrent, Some(delta)) => {
-                    loader.recurrent(device, site, recurrent.next().unwrap_or(0), delta)?
+                (LayerKind::Attention, _) => {
+                    attention += 1;
+                    loader.attention(device, site, attention - 1)?
                 }
-                _ => loader.attention(device, site, attention.next().unwrap_or(0))?,
+                (LayerKind::Recurrent, Some(delta)) => {
+                    recurrent += 1;
+                    loader.recurrent(device, site, recurrent - 1, delta)?
+                }
+                (LayerKind::Recurrent, None) => {
+                    let problem = format!("layer {n} is recurrent, and nothing says of what sizes");
+                    return Err(ModelError::file(checkpoint.path(), problem, "fetch the model again"));
+                }
             };
             layers.push(loader.layer(device, site, mixer)?);
         }

@@ -1,6 +1,6 @@
 //! Models: configuration, weights, tokenizer, chat template, architectures.
 //!
-//! [`load`] opens a GGUF file or a folder with `config.json` and `model.safetensors` and gives an executor on the
+//! [`load`] opens a bundled model, a GGUF file, or a folder with `config.json` and safetensors, and gives an executor on the
 //! configured device together with the text codec the files carry. [`inspect`] says what is in them without reading
 //! weights.
 //!

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use crate::device::ops::Device;
+use crate::device::slots::SlotTable;
 use crate::device::{DeviceError, Executor, ExecutorFacts, Forward, PageId, SlotId, Span, StateFlow};
 use crate::event::Nanos;
 
@@ -17,7 +18,7 @@ pub struct Resident<D: Device> {
     model: Decoder<D>,
     state: ModelState<D>,
     pages: usize,
-    slots: usize,
+    slots: SlotTable,
     facts: ExecutorFacts,
 }
 
@@ -50,7 +51,7 @@ impl<D: Device> Resident<D> {
             page_bytes: device.kv_page_bytes(model.shape().kv(page_tokens)),
             slot_bytes: model.shape().states().map_or(0, |shape| device.slot_bytes(shape)),
         };
-        Ok(Resident { device, model, state, pages: 0, slots: 0, facts })
+        Ok(Resident { device, model, state, pages: 0, slots: SlotTable::default(), facts })
     }
 
     fn check(&self, span: &Span<'_>) -> Result<(), DeviceError> {
@@ -66,44 +67,21 @@ impl<D: Device> Resident<D> {
             format!("page {} is not reserved", page.0)
         } else if let Some(token) = span.tokens.iter().find(|token| **token as usize >= self.facts.vocab) {
             format!("token {token} is not in the vocabulary of {}", self.facts.vocab)
-        } else if let Some(broken) = self.broken_flow(span.state) {
-            broken
         } else {
             return Ok(());
         };
         Err(DeviceError::Contract(broken))
     }
 
-    /// What is wrong with where a span's recurrent state comes from and goes to.
-    fn broken_flow(&self, flow: Option<StateFlow>) -> Option<String> {
-        let recurrent = self.state.states.is_some();
-        let Some(flow) = flow else {
-            return recurrent.then(|| "a span of a recurrent model has no state".to_owned());
-        };
-        let mut slots = flow.from.into_iter().chain([flow.to]);
-        if !recurrent {
-            Some("a span of an attention model has recurrent state".to_owned())
-        } else if let Some(slot) = slots.find(|slot| slot.0 as usize >= self.slots) {
-            Some(format!("slot {} is not reserved", slot.0))
-        } else if flow.revocable && flow.from == Some(flow.to) {
-            Some(format!("a revocable span overwrites the state it starts from, slot {}", flow.to.0))
-        } else {
-            None
-        }
-    }
-
-    /// What is wrong between the spans of a batch: a slot that one writes is no other's.
+    /// Checks where recurrent state comes from and goes to.
     fn check_slots(&self, spans: &[Span<'_>]) -> Result<(), DeviceError> {
-        let flows: Vec<StateFlow> = spans.iter().filter_map(|span| span.state).collect();
-        for (index, flow) in flows.iter().enumerate() {
-            let taken = |other: &StateFlow| other.to == flow.to || other.from == Some(flow.to);
-            if flows.iter().enumerate().any(|(other, flow)| other != index && taken(flow)) {
-                let problem =
-                    format!("slot {} is written by one span of a batch and used by another", flow.to.0);
-                return Err(DeviceError::Contract(problem));
+        match (&self.state.states, spans.iter().find_map(|span| span.state)) {
+            (Some(_), _) => self.slots.check(spans),
+            (None, None) => Ok(()),
+            (None, Some(flow)) => {
+                Err(DeviceError::Contract(format!("{flow:?} of a model without recurrent layers")))
             }
         }
-        Ok(())
     }
 }
 
@@ -120,9 +98,9 @@ where
             self.device.reserve_kv(&mut self.state.kv, pages)?;
             self.pages = pages;
         }
-        if let Some(states) = self.state.states.as_mut().filter(|_| slots > self.slots) {
+        if let Some(states) = &mut self.state.states {
             self.device.reserve_slots(states, slots)?;
-            self.slots = slots;
+            self.slots.reserve(slots);
         }
         Ok(())
     }
@@ -134,6 +112,7 @@ where
         if spans.is_empty() {
             return Ok(Forward { logits: Vec::new(), compute: Nanos(0) });
         }
+        self.slots.advance(spans);
         let logits = self.model.forward(&mut self.device, &mut self.state, spans)?;
         self.device.evaluate(&mut self.state.kv)?;
         Ok(Forward { logits, compute: Nanos::from(began.elapsed()) })
@@ -144,10 +123,12 @@ where
     }
 
     fn rewind(&mut self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {
-        match (&mut self.state.states, flow.from == Some(flow.to)) {
-            (Some(states), false) => self.device.rewind(states, flow, tokens),
-            _ => Err(DeviceError::Contract(format!("{flow:?} cannot be rewound"))),
+        self.slots.check_rewind(flow, tokens)?;
+        if let Some(states) = &mut self.state.states {
+            self.device.rewind(states, flow, tokens)?;
         }
+        self.slots.rewind(flow, tokens);
+        Ok(())
     }
 
     fn slot_digest(&self, slot: SlotId) -> [u8; 32] {

@@ -267,13 +267,31 @@ fn takes_back<D: Device>(device: &mut D, shape: DeltaShape) {
                 let tail: Vec<f64> = tail.iter().map(|x| f64::from(*x)).collect();
                 assert!(relative_error(&rest, &tail) < 1e-3);
             }
-            // What was not revocable, was used up or is longer than the span cannot be taken back.
+            // What an earlier forward wrote, or was not revocable, cannot be taken back.
             let mut refuse = |flow, tokens| {
                 let outcome = layer.device.rewind(&mut layer.states, flow, tokens);
                 assert!(matches!(outcome, Err(DeviceError::Contract(_))), "{flow:?} {tokens}");
             };
             refuse(drafted, accepted);
             refuse(flow(Some(1), 3), 1);
+        }
+    }
+    // Two drafts in a batch, one of them taken back, again and to fewer tokens; too many are refused and nothing is lost by it.
+    let mut layer = Layer::new(device, shape, 6);
+    let [first, second] = [1, 2].map(|to| StateFlow { revocable: true, ..flow(Some(0), to) });
+    layer.run(&[(&x[..4 * columns], flow(None, 0))]);
+    layer.run(&[(&x[4 * columns..9 * columns], first), (&x[9 * columns..], second)]);
+    let kept = layer.digest(1);
+    for tokens in [9, 3] {
+        layer.device.rewind(&mut layer.states, second, tokens).unwrap();
+        assert!(layer.device.rewind(&mut layer.states, second, 12).is_err());
+        let expected = [&x[..4 * columns], &x[9 * columns..(9 + tokens) * columns]].concat();
+        let mut plain = Layer::new(layer.device, shape, 1);
+        plain.run(&[(&expected, flow(None, 0))]);
+        let expected = plain.digest(0);
+        if bitwise {
+            assert_eq!(layer.digest(2), expected, "{shape:?}: {tokens} of 11");
+            assert_eq!(layer.digest(1), kept, "{shape:?}: the other draft");
         }
     }
     let mut layer = Layer::new(device, shape, 2);

@@ -13,7 +13,7 @@ use super::kernel::{Kernel, Task};
 use super::memory::{Parts, Scratch};
 use super::pool::Pool;
 use super::quantise::rows_a_task;
-use super::states::{Before, LayerLog, STRIP, States, StripPlace, Taken};
+use super::states::{Before, LayerLog, Log, STRIP, States, StripPlace, Taken};
 use crate::device::ops::{DeltaShape, MAX_TAPS, Rows};
 use crate::device::{DeviceError, Span, StateFlow};
 
@@ -107,6 +107,9 @@ pub(super) fn gated_delta(
     let (columns, width, values) = (shape.columns(), prepared_columns(shape), shape.values());
     let layout = states.layout();
     let ranges = rows.ranges();
+    if layer == 0 {
+        states.forget_logs();
+    }
     let mut taken: Vec<Taken> = rows.spans.iter().map(|span| states.take(flow(span))).collect();
     let tails: Vec<Vec<f32>> = taken.iter().map(|taken| states.tail_before(taken, layer)).collect();
 
@@ -135,10 +138,10 @@ pub(super) fn gated_delta(
         let inputs = x[range.start * columns..range.end * columns].chunks_exact(columns);
         let inputs = inputs.map(|row| &row[..shape.channels()]);
         advance_tail(shape.channels(), tail, inputs.clone(), &mut taken.to[layout.tail(layer)]);
-        states.log(flow(span), layer, || LayerLog {
-            prepared: prepared[range.start * width..range.end * width].to_vec(),
-            inputs: inputs.flatten().copied().collect(),
-        });
+        if flow(span).revocable {
+            let prepared = prepared[range.start * width..range.end * width].to_vec();
+            states.log(flow(span), LayerLog { prepared, inputs: inputs.flatten().copied().collect() });
+        }
     }
     taken.into_iter().for_each(|taken| states.put_back(taken));
 
@@ -156,10 +159,23 @@ pub(super) fn rewind(
     pool: &mut Pool,
 ) -> Result<(), DeviceError> {
     let log = states.take_log(flow)?;
+    let rewound = write_again(states, flow, &log, tokens, kernel, pool);
+    states.put_log(log);
+    rewound
+}
+
+fn write_again(
+    states: &mut States,
+    flow: StateFlow,
+    log: &Log,
+    tokens: usize,
+    kernel: Kernel,
+    pool: &mut Pool,
+) -> Result<(), DeviceError> {
     let layout = states.layout();
     let shape = layout.delta();
     let width = prepared_columns(shape);
-    if log.layers.iter().any(|log| log.prepared.len() < tokens * width) {
+    if log.layers.iter().any(|log| log.prepared.len() / width < tokens) {
         return Err(DeviceError::Contract(format!("{flow:?} has no {tokens} tokens to rewind to")));
     }
     let mut taken = states.take(flow);

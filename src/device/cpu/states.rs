@@ -5,8 +5,8 @@
 //! what a thread works on and stays in its first cache. Numbers are f32 at every precision, since a rounded state would not
 //! be the state that goes on.
 //!
-//! A revocable span leaves a log of what it wrote: with it and the state before, the state after any of its tokens is had by
-//! writing that many tokens again, in the same order, to the same bits.
+//! A revocable span leaves a log of what it wrote, until the next forward: with it and the state before, the state after any of its
+//! tokens is had by writing that many tokens again, in the same order, to the same bits.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -41,7 +41,6 @@ pub(super) struct Log {
 }
 
 /// What a revocable span wrote in one layer.
-#[derive(Default)]
 pub(super) struct LayerLog {
     /// The rows the recurrence took.
     pub(super) prepared: Vec<f32>,
@@ -196,27 +195,31 @@ impl States {
         }
     }
 
-    /// Notes what a span wrote in `layer`, or forgets the log of the slot where the span is not revocable.
-    pub(super) fn log(&mut self, flow: StateFlow, layer: usize, written: impl FnOnce() -> LayerLog) {
-        if !flow.revocable {
-            self.logs.remove(&flow.to);
-            return;
-        }
-        let layers = self.layout.shape.layers;
-        let log = self.logs.entry(flow.to).or_insert_with(|| Log { flow, layers: Vec::new() });
-        if layer == 0 || log.flow != flow {
-            *log = Log { flow, layers: Vec::new() };
-            log.layers.resize_with(layers, LayerLog::default);
-        }
-        log.layers[layer] = written();
+    /// Forgets the logs: a forward begins.
+    pub(super) fn forget_logs(&mut self) {
+        self.logs.clear();
     }
 
-    /// The log that leads to `flow.to`. It is used up.
+    /// Notes what a revocable span wrote in the next layer.
+    pub(super) fn log(&mut self, flow: StateFlow, written: LayerLog) {
+        let log = self.logs.entry(flow.to).or_insert_with(|| Log { flow, layers: Vec::new() });
+        log.layers.push(written);
+    }
+
+    /// The log that leads to `flow.to`, taken out. Put it back with [`States::put_log`].
     pub(super) fn take_log(&mut self, flow: StateFlow) -> Result<Log, DeviceError> {
         match self.logs.remove(&flow.to) {
-            Some(log) if log.flow == flow => Ok(log),
-            _ => Err(DeviceError::Contract(format!("{flow:?} was not the last span that wrote its slot"))),
+            Some(log) if log.flow == flow && log.layers.len() == self.layout.shape.layers => Ok(log),
+            other => {
+                self.logs.extend(other.map(|log| (flow.to, log)));
+                Err(DeviceError::Contract(format!("{flow:?} is no revocable span of the last forward")))
+            }
         }
+    }
+
+    /// Puts a log back.
+    pub(super) fn put_log(&mut self, log: Log) {
+        self.logs.insert(log.flow.to, log);
     }
 
     /// Digest of a slot.

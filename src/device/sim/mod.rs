@@ -78,22 +78,22 @@ impl Sim {
     /// The state before the span's first token. Both kinds of layers must stand at the same place of the same context.
     fn enter(&self, span: &Span<'_>) -> Result<Digest, DeviceError> {
         let attention = self.state_before(span);
-        match (self.facts.slot_bytes, span.state) {
-            (0, None) => Ok(attention),
+        let recurrent = span.state.map(|flow| self.slots.before(flow, self.facts.digest));
+        if recurrent.is_none_or(|recurrent| recurrent == attention) {
+            return Ok(attention);
+        }
+        let (start, flow) = (span.start, span.state);
+        Err(DeviceError::Contract(format!("{flow:?} at {start} and the span's pages are of two contexts")))
+    }
+
+    /// Checks where recurrent state comes from and goes to.
+    fn check_slots(&self, spans: &[Span<'_>]) -> Result<(), DeviceError> {
+        match (self.facts.slot_bytes, spans.iter().find_map(|span| span.state)) {
+            (0, None) => Ok(()),
             (0, Some(flow)) => {
                 Err(DeviceError::Contract(format!("{flow:?} of a model without recurrent layers")))
             }
-            (_, None) => Err(DeviceError::Contract("a span without recurrent state".to_owned())),
-            (_, Some(flow)) => {
-                let recurrent = self.slots.enter(flow, span.start, self.facts.digest)?;
-                if recurrent != attention {
-                    let start = span.start;
-                    return Err(DeviceError::Contract(format!(
-                        "{flow:?} at {start} and the span's pages are of two contexts"
-                    )));
-                }
-                Ok(recurrent)
-            }
+            _ => self.slots.check(spans),
         }
     }
 
@@ -140,11 +140,12 @@ impl Executor for Sim {
         let mut logits = Vec::new();
         let mut us = self.config.forward_us;
         spans.iter().try_for_each(|span| self.check(span))?;
-        Slots::check_batch(spans.iter().filter_map(|span| span.state))?;
-        for span in spans {
-            let before = self.enter(span)?;
+        self.check_slots(spans)?;
+        let before = spans.iter().map(|span| self.enter(span)).collect::<Result<Vec<_>, _>>()?;
+        self.slots.advance(spans);
+        for (span, before) in spans.iter().zip(before) {
             let mut state = before;
-            let mut passed = Vec::new();
+            let mut passed = vec![before];
             for (offset, token) in span.tokens.iter().enumerate() {
                 state = advance(state, *token);
                 passed.push(state);
@@ -157,7 +158,7 @@ impl Executor for Sim {
                 }
             }
             if let Some(flow) = span.state {
-                self.slots.leave(flow, span.start, before, passed);
+                self.slots.write(flow, passed);
             }
             us += self.span_us(span);
         }

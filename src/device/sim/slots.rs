@@ -1,124 +1,65 @@
-//! Recurrent state of the pseudo-model: where each slot stands, and in which context.
+//! Recurrent state of the pseudo-model: the digest of its context that each slot holds.
+
+use std::collections::HashMap;
 
 use super::Digest;
-use crate::device::{DeviceError, SlotId, StateFlow};
-
-/// A point in a context.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Standing {
-    /// Tokens before it.
-    position: usize,
-    state: Digest,
-}
-
-/// What a revocable span passed through on its way.
-#[derive(Debug, Clone)]
-struct Passed {
-    flow: StateFlow,
-    from: Standing,
-    states: Vec<Digest>,
-}
-
-#[derive(Debug, Clone, Default)]
-struct Slot {
-    /// `None` until the slot is written.
-    standing: Option<Standing>,
-    passed: Option<Passed>,
-}
+use crate::device::slots::SlotTable;
+use crate::device::{DeviceError, SlotId, Span, StateFlow};
 
 /// The slots.
 #[derive(Debug, Default)]
 pub(super) struct Slots {
-    slots: Vec<Slot>,
-}
-
-fn broken<T>(problem: String) -> Result<T, DeviceError> {
-    Err(DeviceError::Contract(problem))
+    table: SlotTable,
+    /// Zeros until a slot is written.
+    states: Vec<Digest>,
+    /// What the revocable spans of the last forward passed through: the state before, and after each token.
+    passed: HashMap<SlotId, Vec<Digest>>,
 }
 
 impl Slots {
     pub(super) fn reserve(&mut self, slots: usize) {
-        if self.slots.len() < slots {
-            self.slots.resize_with(slots, Slot::default);
-        }
+        self.table.reserve(slots);
+        self.states.resize(self.table.len(), Digest::default());
     }
 
-    /// No span may write what another reads or writes: the outcome would depend on their order.
-    pub(super) fn check_batch(flows: impl Iterator<Item = StateFlow> + Clone) -> Result<(), DeviceError> {
-        for (n, flow) in flows.clone().enumerate() {
-            let clash = flows
-                .clone()
-                .enumerate()
-                .any(|(other, o)| other != n && (o.to == flow.to || o.from == Some(flow.to)));
-            if clash {
-                return broken(format!("slot {} is written by one span and used by another", flow.to.0));
-            }
-        }
-        Ok(())
+    /// Checks the spans of a forward.
+    pub(super) fn check(&self, spans: &[Span<'_>]) -> Result<(), DeviceError> {
+        self.table.check(spans)
     }
 
-    /// The state before position `start`; `root` is the state of an empty context.
-    pub(super) fn enter(&self, flow: StateFlow, start: usize, root: Digest) -> Result<Digest, DeviceError> {
-        if flow.revocable && flow.from == Some(flow.to) {
-            return broken(format!("{flow:?} cannot be revoked: it overwrites what it starts from"));
-        }
-        self.slot(flow.to)?;
-        let Some(from) = flow.from else {
-            return if start == 0 { Ok(root) } else { broken(format!("no state to start from at {start}")) };
-        };
-        match self.slot(from)?.standing {
-            Some(standing) if standing.position == start => Ok(standing.state),
-            Some(standing) => {
-                broken(format!("slot {} stands at {}, the span at {start}", from.0, standing.position))
-            }
-            None => broken(format!("slot {} was never written", from.0)),
-        }
+    /// The state that `flow` starts from; `root` is that of an empty context.
+    pub(super) fn before(&self, flow: StateFlow, root: Digest) -> Digest {
+        flow.from.map_or(root, |from| self.states[from.0 as usize])
     }
 
-    /// Takes note of the states a span passed through; at least one.
-    pub(super) fn leave(&mut self, flow: StateFlow, start: usize, before: Digest, states: Vec<Digest>) {
-        let Some((slot, state)) = self.slots.get_mut(flow.to.0 as usize).zip(states.last().copied()) else {
-            return;
-        };
-        slot.standing = Some(Standing { position: start + states.len(), state });
-        let from = Standing { position: start, state: before };
-        slot.passed = flow.revocable.then_some(Passed { flow, from, states });
+    /// Takes note of a forward that is about to write.
+    pub(super) fn advance(&mut self, spans: &[Span<'_>]) {
+        self.table.advance(spans);
+        self.passed.clear();
+    }
+
+    /// Writes the states a span passed through, the one before it first.
+    pub(super) fn write(&mut self, flow: StateFlow, passed: Vec<Digest>) {
+        if let Some(last) = passed.last() {
+            self.states[flow.to.0 as usize] = *last;
+        }
+        if flow.revocable {
+            self.passed.insert(flow.to, passed);
+        }
     }
 
     pub(super) fn rewind(&mut self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {
-        let Some(passed) = self.slot(flow.to)?.passed.as_ref().filter(|passed| passed.flow == flow) else {
-            return broken(format!("{flow:?} is not the last revocable span of its slot"));
-        };
-        if let Some(from) = flow.from
-            && self.slot(from)?.standing != Some(passed.from)
-        {
-            return broken(format!("slot {} was overwritten since", from.0));
+        self.table.check_rewind(flow, tokens)?;
+        self.table.rewind(flow, tokens);
+        if let Some(state) = self.passed.get(&flow.to).and_then(|passed| passed.get(tokens)) {
+            self.states[flow.to.0 as usize] = *state;
         }
-        let state = match tokens.checked_sub(1) {
-            None => passed.from.state,
-            Some(last) => match passed.states.get(last) {
-                Some(state) => *state,
-                None => {
-                    return broken(format!("a span of {} tokens has no first {tokens}", passed.states.len()));
-                }
-            },
-        };
-        let standing = Standing { position: passed.from.position + tokens, state };
-        self.slots[flow.to.0 as usize].standing = Some(standing);
         Ok(())
     }
 
     /// Zeros for a slot that was never written.
     pub(super) fn digest(&self, slot: SlotId) -> Digest {
-        let standing = self.slots.get(slot.0 as usize).and_then(|slot| slot.standing);
-        standing.map_or([0; 32], |standing| standing.state)
-    }
-
-    fn slot(&self, slot: SlotId) -> Result<&Slot, DeviceError> {
-        match self.slots.get(slot.0 as usize) {
-            Some(slot) => Ok(slot),
-            None => broken(format!("slot {} is not reserved", slot.0)),
-        }
+        self.states.get(slot.0 as usize).copied().unwrap_or_default()
     }
 }
 
@@ -169,17 +110,6 @@ mod tests {
         assert!(run(&mut sim, 3, &[4], flow(Some(0), 0, false)).is_err(), "pages of another context");
         let span = Span { pages: &PAGES, start: 0, tokens: &[1], state: None, logits: LogitRows::None };
         assert!(sim.forward(&[span]).is_err(), "a hybrid's span without state");
-    }
-
-    #[test]
-    fn spans_of_a_batch_do_not_share_what_they_write() {
-        let check = |flows: [StateFlow; 2]| Slots::check_batch(flows.into_iter());
-        assert!(check([flow(None, 0, false), flow(None, 0, false)]).is_err());
-        assert!(check([flow(Some(1), 0, false), flow(None, 1, false)]).is_err());
-        assert!(
-            check([flow(Some(2), 0, false), flow(Some(2), 1, false)]).is_ok(),
-            "two may start from one snapshot"
-        );
     }
 
     #[test]
