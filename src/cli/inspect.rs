@@ -16,6 +16,7 @@ use crate::event::record;
 
 pub(super) const EXAMPLES: &[Example] = &[
     ("escarp inspect scarp", "the bundled model: layers, sizes, state and memory"),
+    ("escarp inspect scarp --context 3000,12000", "what memory it takes in contexts of so many tokens"),
     ("escarp inspect SmolLM2.gguf", "a model file: architecture, tensors, tokenizer"),
     ("escarp inspect steady", "a bundled session: its requests and how history changes"),
     ("escarp inspect my-session.jsonl --model SmolLM2.gguf", "a session, counted in this model's tokens"),
@@ -32,6 +33,9 @@ pub(super) struct Options {
     /// Count a session's tokens with this model's tokenizer
     #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     model: Option<PathBuf>,
+    /// Tell a model's memory in contexts of N tokens (several: `4000,16000`)
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    context: Vec<u64>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -78,11 +82,17 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         (_, true) => Kind::Model,
         _ => Kind::of(path)?,
     };
+    if kind != Kind::Model && !options.context.is_empty() {
+        return Err(Failure::input(format_args!(
+            "{}: --context asks for a model's memory, and this is none; give a model",
+            path.display()
+        )));
+    }
     let mut output = Output::stdout();
     match kind {
         Kind::Session => session::inspect(&options.what, options.model.as_deref(), options.json, &mut output),
         Kind::Recording => recording::inspect(path, options.json, &mut output),
-        Kind::Model => model::inspect(path, options.json, &mut output),
+        Kind::Model => model::inspect(path, &options.context, options.json, &mut output),
     }
 }
 

@@ -5,13 +5,15 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::config::Precision;
-use crate::device::cpu::kept_bits;
+use crate::config::{Config, Precision};
+use crate::device::DeviceError;
+use crate::device::cpu::{Cpu, CpuOptions, kept_bits};
+use crate::device::ops::Device;
 
 use super::tensor::{Fate, TensorListing};
 use super::{LayerKind, MlpKind, ModelError, ModelShape, Source};
 
-/// Contexts whose memory is told, besides the model's longest.
+/// Contexts whose memory is told where none are asked for, besides the model's longest.
 const CONTEXTS: [u64; 3] = [4096, 32_768, 131_072];
 /// Names of unknown tensors that are told.
 const MAX_UNKNOWN: usize = 3;
@@ -67,9 +69,9 @@ pub struct ModelSummary {
     pub unknown_tensors: Vec<String>,
     /// Bytes in the files of the tensors the model computes with; `None` when an encoding's size is unknown.
     pub weight_bytes: Option<u64>,
-    /// Bytes of keys and values a token has at `int8` precision, which stores f16; twice that at `f32`.
+    /// Bytes of keys and values a token takes on the `cpu` device at `int8` precision, which stores f16; twice that at `f32`.
     pub state_bytes_per_token: u64,
-    /// Bytes of one snapshot of the recurrent state; `None` without recurrent layers.
+    /// Bytes one snapshot of the recurrent state takes on the `cpu` device; `None` without recurrent layers.
     pub snapshot_bytes: Option<u64>,
     /// What it takes in memory, by context.
     pub memory: Vec<MemorySummary>,
@@ -131,7 +133,7 @@ pub struct TensorFateSummary {
     pub bytes: Option<u64>,
 }
 
-/// Bytes of weights and of one sequence's state, keys and values and recurrent state together.
+/// Bytes of weights and of one sequence's state on the `cpu` device: keys and values in whole pages, and recurrent state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct MemorySummary {
     /// Tokens in context.
@@ -144,10 +146,28 @@ pub struct MemorySummary {
     pub f32: Option<u64>,
 }
 
-/// Reads configuration, tensor listing, tokenizer and template of the model at `path`.
+/// Reads configuration, tensor listing, tokenizer and template of the model at `path`. What memory it takes is told for a few usual
+/// contexts and the longest.
 pub fn inspect(path: &Path) -> Result<ModelSummary, ModelError> {
+    inspect_at(path, &[])
+}
+
+/// The same with what memory it takes in contexts of `contexts` tokens, where there are any: each from 1 to what the model holds.
+pub fn inspect_at(path: &Path, contexts: &[u64]) -> Result<ModelSummary, ModelError> {
     let source = Source::open(path)?;
     let shape = source.shape()?;
+    let longest = shape.context as u64;
+    if let Some(tokens) = contexts.iter().find(|tokens| **tokens == 0 || **tokens > longest) {
+        let problem = format!("its context holds {longest} tokens, so there is none of {tokens}");
+        return Err(ModelError::file(path, problem, "ask for one from 1 to that"));
+    }
+    let usual = CONTEXTS.into_iter().filter(|tokens| *tokens < longest).chain([longest]);
+    let contexts = if contexts.is_empty() { usual.collect() } else { contexts.to_vec() };
+    let state = |precision| {
+        StateSize::new(&shape, precision)
+            .map_err(|source| ModelError::Device { path: path.to_owned(), source })
+    };
+    let (int8, f32) = (state(Precision::Int8)?, state(Precision::F32)?);
     let text = source.text(shape.vocab)?;
     let listing = source.checkpoint().listing();
     let used: Vec<&TensorListing> = listing.iter().filter(|tensor| tensor.fate == Fate::Used).collect();
@@ -195,18 +215,39 @@ pub fn inspect(path: &Path) -> Result<ModelSummary, ModelError> {
         tensor_types,
         tensor_fates: by_fate(&listing),
         unknown_tensors: unknown.take(MAX_UNKNOWN).map(|tensor| tensor.name.clone()).collect(),
-        state_bytes_per_token: shape.sliceable_bytes(F16),
-        snapshot_bytes: shape.snapshot_bytes(),
-        memory: memory(&shape, &used),
+        state_bytes_per_token: int8.page / int8.page_tokens,
+        snapshot_bytes: shape.states().map(|_| int8.slot),
+        memory: memory(&contexts, int8, f32, &used),
         tokenizer_tokens: text.has_tokenizer().then(|| text.vocabulary_size()).flatten(),
         template_takes_tools: text.template_takes_tools(),
     })
 }
 
-/// Bytes of a stored key or value at `int8` precision.
-const F16: usize = 2;
-/// Bytes of a stored key or value at `f32` precision.
-const F32: usize = 4;
+/// Bytes of state on the `cpu` device, as it lays them out.
+#[derive(Debug, Clone, Copy)]
+struct StateSize {
+    page_tokens: u64,
+    page: u64,
+    slot: u64,
+}
+
+impl StateSize {
+    fn new(shape: &ModelShape, precision: Precision) -> Result<StateSize, DeviceError> {
+        // One thread is the caller's, so none is started.
+        let device = Cpu::new(CpuOptions { precision, threads: 1, kernel: None })?;
+        let page_tokens = Config::default().cache.block_tokens;
+        Ok(StateSize {
+            page_tokens: page_tokens as u64,
+            page: device.kv_page_bytes(shape.kv(page_tokens)) as u64,
+            slot: shape.states().map_or(0, |states| device.slot_bytes(states)) as u64,
+        })
+    }
+
+    /// Bytes of a sequence of `tokens` tokens.
+    fn at(self, tokens: u64) -> u64 {
+        tokens.div_ceil(self.page_tokens).saturating_mul(self.page).saturating_add(self.slot)
+    }
+}
 
 fn total(mut sizes: impl Iterator<Item = Option<u64>>) -> Option<u64> {
     sizes.try_fold(0u64, |total, bytes| total.checked_add(bytes?))
@@ -235,24 +276,16 @@ fn by_fate(listing: &[TensorListing]) -> Vec<TensorFateSummary> {
     Fate::ALL.into_iter().map(summary).filter(|summary| summary.tensors > 0).collect()
 }
 
-fn memory(shape: &ModelShape, used: &[&TensorListing]) -> Vec<MemorySummary> {
+fn memory(contexts: &[u64], int8: StateSize, f32: StateSize, used: &[&TensorListing]) -> Vec<MemorySummary> {
     let weights = |precision| total(used.iter().map(|tensor| resident_bytes(tensor, precision)));
-    let (int8, f32) = (weights(Precision::Int8), weights(Precision::F32));
-    let recurrent = shape.snapshot_bytes().unwrap_or(0);
-    let longest = shape.context as u64;
-    let contexts = CONTEXTS.into_iter().filter(|tokens| *tokens < longest).chain([longest]);
-    let at = |tokens: u64| {
-        let state = |number_bytes| {
-            shape.sliceable_bytes(number_bytes).saturating_mul(tokens).saturating_add(recurrent)
-        };
-        MemorySummary {
-            tokens,
-            state: state(F16),
-            int8: int8.and_then(|weights| weights.checked_add(state(F16))),
-            f32: f32.and_then(|weights| weights.checked_add(state(F32))),
-        }
+    let weights = [weights(Precision::Int8), weights(Precision::F32)];
+    let at = |tokens: u64| MemorySummary {
+        tokens,
+        state: int8.at(tokens),
+        int8: weights[0].and_then(|weights| weights.checked_add(int8.at(tokens))),
+        f32: weights[1].and_then(|weights| weights.checked_add(f32.at(tokens))),
     };
-    contexts.map(at).collect()
+    contexts.iter().copied().map(at).collect()
 }
 
 /// Bytes of a tensor once the `cpu` device has it: plain numbers stay as they are, packed ones take the width it computes with.

@@ -33,7 +33,7 @@ pub use folder::Folder;
 pub use gguf::{Gguf, Strings};
 pub use inspect::{
     ExpertSummary, MemorySummary, ModelSummary, RecurrentSummary, TensorFateSummary, TensorTypeSummary,
-    inspect,
+    inspect, inspect_at,
 };
 pub use resident::Resident;
 pub use shape::{Architecture, AttentionSizes, LayerKind, MlpKind, ModelShape};

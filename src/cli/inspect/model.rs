@@ -17,8 +17,8 @@ struct Model<'a> {
     summary: &'a ModelSummary,
 }
 
-pub(super) fn inspect(path: &Path, json: bool, output: &mut Output) -> Result<(), Failure> {
-    let summary = model::inspect(path)?;
+pub(super) fn inspect(path: &Path, contexts: &[u64], json: bool, output: &mut Output) -> Result<(), Failure> {
+    let summary = model::inspect_at(path, contexts)?;
     if json {
         return output.json(&Model { kind: "model", summary: &summary });
     }
