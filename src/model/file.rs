@@ -61,8 +61,7 @@ impl ModelFile {
             let problem = format!("bytes {}..{} lie outside its {} bytes", range.start, range.end, self.len);
             return Err(ModelError::file(&self.path, problem, "the file is truncated; fetch it again"));
         }
-        let len = usize::try_from(range.end - range.start).unwrap_or(0);
-        out.reserve_exact(len);
+        let len = reserve(out, range.end - range.start, &self.path, "the file")?;
         match &self.contents {
             Contents::Program(bytes) => out.extend_from_slice(&bytes[range.start as usize..][..len]),
             Contents::Disk(file) => {
@@ -74,6 +73,16 @@ impl ModelFile {
         }
         Ok(())
     }
+}
+
+/// Makes room in `out` for `bytes` more bytes, those of `what` in the file at `path`; gives their number. A file with holes can claim any
+/// size, so that there is no such room is an error like others.
+pub(super) fn reserve(out: &mut Vec<u8>, bytes: u64, path: &Path, what: &str) -> Result<usize, ModelError> {
+    let len = usize::try_from(bytes).ok().filter(|len| out.try_reserve_exact(*len).is_ok());
+    len.ok_or_else(|| {
+        let problem = format!("the machine cannot hold {bytes} bytes of {what}");
+        ModelError::file(path, problem, "use a smaller model, or more memory")
+    })
 }
 
 /// Whether there is something at `path`.

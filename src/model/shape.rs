@@ -9,6 +9,8 @@ use super::tensor::{Part, Site, TensorRole};
 
 /// Layers at most. Formats check it before they make the list of them.
 pub(super) const MAX_LAYERS: usize = 4096;
+/// Experts of a layer at most. What a device keeps for each adds up even where their weights are small.
+pub(super) const MAX_EXPERTS: usize = 4096;
 
 /// A family of models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -155,8 +157,15 @@ impl ModelShape {
         if let Some((name, size)) = sizes.iter().find(|(_, size)| *size == 0 || *size > LIMIT) {
             return Err(format!("the {name} of {size} is not from 1 to {LIMIT}"));
         }
-        if self.layers.len() + self.prediction_layers > MAX_LAYERS {
-            return Err(format!("{} layers are more than {MAX_LAYERS}", self.layers.len()));
+        let (own, predicting) = (self.layers.len(), self.prediction_layers);
+        if own.saturating_add(predicting) > MAX_LAYERS {
+            return Err(format!(
+                "{own} layers and {predicting} of a prediction head are more than {MAX_LAYERS} together"
+            ));
+        }
+        // So that bytes of pages of them can be told.
+        if heads * head_dim > 1 << 32 {
+            return Err(format!("{heads} heads of {head_dim} columns are absurd"));
         }
         let shares = |many: usize, what: &str, few: usize, shared: &str| match many.is_multiple_of(few) {
             true => Ok(()),
@@ -181,10 +190,13 @@ impl ModelShape {
         if !self.layers.contains(&LayerKind::Attention) {
             return Err("no layer is an attention layer".into());
         }
-        if let MlpKind::Experts { routing, .. } = self.mlp
-            && routing.per_token > routing.experts
-        {
-            return Err(format!("{} experts a token of {} experts", routing.per_token, routing.experts));
+        if let MlpKind::Experts { routing: ExpertShape { experts, per_token, .. }, .. } = self.mlp {
+            if experts > MAX_EXPERTS {
+                return Err(format!("{experts} experts are more than {MAX_EXPERTS}"));
+            }
+            if per_token > experts {
+                return Err(format!("{per_token} experts a token of {experts} experts"));
+            }
         }
         if !rotary.dims.is_multiple_of(2) || rotary.dims > head_dim || rotary.dims == 0 {
             return Err(format!("{} rotary dimensions do not fit heads of {head_dim}", rotary.dims));
@@ -283,19 +295,6 @@ impl ModelShape {
     /// The recurrent state the recurrent layers need; `None` without such layers.
     pub fn states(&self) -> Option<StateShape> {
         self.delta.map(|delta| StateShape { layers: self.count(LayerKind::Recurrent), delta })
-    }
-
-    /// Bytes of keys and values a token has in all attention layers, stored as numbers of `number_bytes`: the state that can be cut at
-    /// any position.
-    pub fn sliceable_bytes(&self, number_bytes: usize) -> u64 {
-        let AttentionSizes { kv_heads, head_dim, .. } = self.attention;
-        (self.count(LayerKind::Attention) * 2 * kv_heads * head_dim) as u64 * number_bytes as u64
-    }
-
-    /// Bytes of one snapshot of the state of all recurrent layers, which is f32; `None` without such layers.
-    pub fn snapshot_bytes(&self) -> Option<u64> {
-        let StateShape { layers, delta } = self.states()?;
-        Some((layers * delta.state_elements()) as u64 * size_of::<f32>() as u64)
     }
 
     /// Rows and columns of the tensor of `role`; stacked experts count as rows below each other.

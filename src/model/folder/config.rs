@@ -9,7 +9,9 @@ use serde_json::{Map, Value as Json};
 
 use crate::device::ops::{DeltaShape, ExpertShape, Rotary};
 use crate::model::ModelError;
-use crate::model::shape::{Architecture, AttentionSizes, LayerKind, MAX_LAYERS, MlpKind, ModelShape};
+use crate::model::shape::{
+    Architecture, AttentionSizes, LayerKind, MAX_EXPERTS, MAX_LAYERS, MlpKind, ModelShape,
+};
 
 use super::quantised::Quantisation;
 
@@ -182,6 +184,9 @@ fn shape(architecture: Architecture, keys: Keys<'_>) -> Result<ModelShape, Fault
             taps: keys.need("linear_conv_kernel_dim")?,
         }),
     };
+    if let Some(experts) = keys.size("num_experts")?.filter(|experts| *experts > MAX_EXPERTS) {
+        return Err(Fault::wrong(format!("`num_experts` is {experts}, more than {MAX_EXPERTS}")));
+    }
     let mlp = match architecture {
         Architecture::Qwen35Moe => MlpKind::Experts {
             routing: ExpertShape {

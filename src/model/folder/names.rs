@@ -1,4 +1,12 @@
 //! What tensors are called, in every layout folders come in.
+//!
+//! A tensor below the model's own prefixes that has no place in the architecture is refused, deliberately: a bias, a norm or a layer more
+//! would change what the model computes, and to leave it out would compute something else without a word. What lies outside
+//! of them (a vision tower, another model) changes nothing here, so it is skipped and counted ([`Names::fate`]).
+//!
+//! Scales and biases of a packed weight are no tensors of their own but its sides ([`owner`]). A weight is called `{module}.weight`,
+//! or `{module}` where the layout gives it no suffix, as it does for fused experts; its sides are `{module}.scales` and
+//! `{module}.biases` either way.
 
 use crate::model::ModelError;
 use crate::model::safetensors::Shards;
@@ -41,7 +49,7 @@ impl Names {
 
     /// The module of `role`: its tensor's name without `.weight`. Where experts have a tensor each, this is what they would
     /// be called together.
-    pub(super) fn module(self, role: TensorRole) -> String {
+    fn module(self, role: TensorRole) -> String {
         let Names { model, output, prediction } = self;
         match role {
             TensorRole::Embedding => format!("{model}.embed_tokens"),
@@ -72,10 +80,10 @@ impl Names {
         }
     }
 
-    /// Layers of the prediction head, by the greatest number in the names; 0 without one.
-    pub(super) fn prediction_layers(self, shards: &Shards) -> usize {
-        let last = shards.iter().filter_map(|(name, _)| layer_number(self.prediction, name)).max();
-        last.map_or(0, |last| last.saturating_add(1))
+    /// The last layer of the prediction head, by the greatest number in the names, and a tensor of it; `None` without a head.
+    pub(super) fn last_prediction_layer(self, shards: &Shards) -> Option<(usize, &str)> {
+        let layers = shards.iter().filter_map(|(name, _)| Some((layer_number(self.prediction, name)?, name)));
+        layers.max_by_key(|(layer, _)| *layer)
     }
 
     /// The layer of the model itself that the tensor `name` belongs to.
@@ -102,6 +110,17 @@ impl Names {
 /// The `n` of a name that begins with `{prefix}.layers.{n}.`.
 fn layer_number(prefix: &str, name: &str) -> Option<usize> {
     name.strip_prefix(prefix)?.strip_prefix(".layers.")?.split_once('.')?.0.parse().ok()
+}
+
+/// The module of the tensor `name`.
+pub(super) fn module_of(name: &str) -> &str {
+    name.strip_suffix(".weight").unwrap_or(name)
+}
+
+/// The tensor of `shards` that `name` is the scales or biases of, by its name; `None` if it is neither.
+pub(super) fn owner(shards: &Shards, name: &str) -> Option<String> {
+    let module = name.strip_suffix(".scales").or_else(|| name.strip_suffix(".biases"))?;
+    [format!("{module}.weight"), module.to_owned()].into_iter().find(|owner| shards.get(owner).is_some())
 }
 
 /// A quantised module's key in `quantization`, whatever layout it is written in.

@@ -12,7 +12,7 @@ use crate::model::shape::{MlpKind, ModelShape};
 use crate::model::tensor::{Fate, Part, Site, TensorRole};
 
 use super::config::Configuration;
-use super::names::Names;
+use super::names::{Names, module_of, owner};
 use super::quantised::{Packing, Quantisation};
 
 const REFETCH: &str = "fetch the model again, or use the config.json that belongs to it";
@@ -21,6 +21,8 @@ const REFETCH: &str = "fetch the model again, or use the config.json that belong
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) sources: HashMap<TensorRole, Source>,
+    /// Whether the folder has the gains of the model's own plain norms less 1. Those of a prediction head have a convention of their own.
+    pub(super) less_one: bool,
     /// What becomes of every tensor, by name.
     pub(super) fates: BTreeMap<String, Fate>,
 }
@@ -33,9 +35,7 @@ pub(super) struct Source {
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) encoding: Stored,
-    /// Whether 1 is to be added: the folder has a norm's gain less 1.
-    pub(super) less_one: bool,
-    pub(super) slices: Vec<Slice>,
+    pub(super) pieces: Vec<Piece>,
 }
 
 /// How numbers are stored.
@@ -46,18 +46,94 @@ pub(super) enum Stored {
 }
 
 /// Some rows of a tensor in the folder.
-#[derive(Debug, Clone)]
-pub(super) struct Slice {
-    pub(super) weight: Bytes,
+#[derive(Debug)]
+pub(super) struct Piece {
+    /// The weight's name.
+    name: String,
+    weight: Runs,
     /// Scales and biases, where it is packed.
-    pub(super) sides: Option<(Bytes, Bytes)>,
+    sides: Option<(Runs, Runs)>,
 }
 
-/// Bytes of a shard, from the start of its data.
-#[derive(Debug, Clone)]
-pub(super) struct Bytes {
+/// One of the tensors a packed weight is in; a plain one has the first alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Field {
+    Weight,
+    Scales,
+    Biases,
+}
+
+impl Piece {
+    /// The name of the tensor of `field`.
+    pub(super) fn name(&self, field: Field) -> String {
+        match field {
+            Field::Weight => self.name.clone(),
+            Field::Scales => format!("{}.scales", module_of(&self.name)),
+            Field::Biases => format!("{}.biases", module_of(&self.name)),
+        }
+    }
+
+    /// Its bytes of `field`; `None` where it has no such tensor.
+    pub(super) fn runs(&self, field: Field) -> Option<&Runs> {
+        match (field, &self.sides) {
+            (Field::Weight, _) => Some(&self.weight),
+            (Field::Scales, Some((scales, _))) => Some(scales),
+            (Field::Biases, Some((_, biases))) => Some(biases),
+            (_, None) => None,
+        }
+    }
+}
+
+/// Bytes of a tensor: runs of one length, at one distance from each other.
+#[derive(Debug)]
+pub(super) struct Runs {
+    /// The shard the tensor is in.
     pub(super) shard: usize,
-    pub(super) range: Range<u64>,
+    /// Where the tensor begins, from the start of the shard's data.
+    tensor: u64,
+    /// Where the first run begins, from the start of the tensor.
+    first: u64,
+    /// Bytes of a run.
+    bytes: u64,
+    /// From the start of a run to that of the next.
+    stride: u64,
+    count: u64,
+}
+
+impl Runs {
+    /// Bytes of all of them. They lie inside a file and do not overlap, so this is bounded by what is on disk.
+    pub(super) fn total(&self) -> u64 {
+        self.bytes * self.count
+    }
+
+    /// Where they are, from the start of the shard's data.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        let start = self.tensor + self.first;
+        (0..self.count).map(move |n| start + n * self.stride..start + n * self.stride + self.bytes)
+    }
+
+    /// Where byte `at` of all of them, one behind the other, is in the tensor.
+    pub(super) fn place(&self, at: u64) -> u64 {
+        self.first + at / self.bytes * self.stride + at % self.bytes
+    }
+}
+
+/// Blocks of rows of a tensor, at one distance from each other: of all experts in it, those that serve one role.
+#[derive(Debug, Clone, Copy)]
+struct Blocks {
+    first: usize,
+    /// Rows of a block.
+    rows: usize,
+    /// From the first row of a block to that of the next.
+    stride: usize,
+    count: usize,
+}
+
+impl Blocks {
+    /// One block.
+    fn all(rows: usize) -> Blocks {
+        Blocks { first: 0, rows, stride: rows, count: 1 }
+    }
 }
 
 /// A tensor in the folder: a weight, with scales and biases where it is packed.
@@ -80,7 +156,7 @@ impl Plan {
     ) -> Result<Plan, ModelError> {
         let planner = Planner { shards, names, configuration };
         let less_one = planner.norms_are_less_one()?;
-        let mut plan = Plan { sources: HashMap::new(), fates: BTreeMap::new() };
+        let mut plan = Plan { sources: HashMap::new(), less_one, fates: BTreeMap::new() };
         for role in configuration.shape.roles() {
             if role == TensorRole::Output && configuration.tied == Some(true) {
                 continue;
@@ -96,10 +172,10 @@ impl Plan {
             for (found, _) in &found {
                 plan.fates.insert(found.name.clone(), fate);
             }
-            plan.sources.insert(role, planner.source(role, found, less_one && role.is_plain_norm()));
+            plan.sources.insert(role, planner.source(role, &found));
         }
         for (name, place) in shards.iter() {
-            if plan.fates.contains_key(name) || is_side(name, &plan.fates) {
+            if plan.fates.contains_key(name) || planner.is_side(name, place, &plan.fates)? {
                 continue;
             }
             let fate = names.fate(name, configuration.tied == Some(true));
@@ -108,12 +184,6 @@ impl Plan {
         }
         Ok(plan)
     }
-}
-
-/// Whether `name` is scales or biases of a tensor that has a fate.
-fn is_side(name: &str, fates: &BTreeMap<String, Fate>) -> bool {
-    let module = name.strip_suffix(".scales").or_else(|| name.strip_suffix(".biases"));
-    module.is_some_and(|module| fates.contains_key(&format!("{module}.weight")))
 }
 
 struct Planner<'a> {
@@ -143,18 +213,34 @@ impl<'a> Planner<'a> {
         Ok(seen.is_some_and(|(_, less_one)| less_one))
     }
 
+    /// Whether `name` is scales or biases of a packed tensor that has a role. Beside a plain one they are a contradiction.
+    fn is_side(&self, name: &str, place: &Place, fates: &BTreeMap<String, Fate>) -> Result<bool, ModelError> {
+        let Some(owner) = owner(self.shards, name) else { return Ok(false) };
+        if !matches!(fates.get(&owner), Some(Fate::Used | Fate::Prediction)) {
+            return Ok(false);
+        }
+        match self.shards.get(&owner) {
+            Some(weight) if !weight.is_packed() => {
+                let problem =
+                    format!("tensor `{name}` belongs to packed weights, but `{owner}` is {}", weight.dtype);
+                Err(ModelError::file(self.shards.file_of(place), problem, REFETCH))
+            }
+            weight => Ok(weight.is_some()),
+        }
+    }
+
     /// The tensors of `role` and which rows of each belong to it; empty without any.
-    fn find(&self, role: TensorRole) -> Result<Vec<(Found<'a>, Range<usize>)>, ModelError> {
+    fn find(&self, role: TensorRole) -> Result<Vec<(Found<'a>, Blocks)>, ModelError> {
         let (rows, cols) = self.shape().tensor(role);
-        let whole = |found: Option<Found<'a>>| found.into_iter().map(|found| (found, 0..rows)).collect();
-        let module = self.names.module(role);
+        let whole =
+            |found: Option<Found<'a>>| found.into_iter().map(|found| (found, Blocks::all(rows))).collect();
         let name = self.names.tensor(role);
         match role {
             TensorRole::Layer(site, part @ (Part::ExpertGates | Part::ExpertUps | Part::ExpertDowns)) => {
                 self.find_experts(site, part, (rows, cols))
             }
             TensorRole::Layer(_, Part::DeltaConvolution) => {
-                let mut found = self.get(&name, &module)?;
+                let mut found = self.get(&name)?;
                 if let Some(found) = &mut found {
                     self.check(found, &[&[rows, cols, 1], &[rows, 1, cols]])?;
                     // Either way a channel's taps are beside each other.
@@ -163,7 +249,7 @@ impl<'a> Planner<'a> {
                 Ok(whole(found))
             }
             _ => {
-                let found = self.get(&name, &module)?;
+                let found = self.get(&name)?;
                 if let Some(found) = &found {
                     // A matrix of one row is no vector: a norm of one column a row would pass for it.
                     let vector: &[usize] = &[cols];
@@ -181,13 +267,13 @@ impl<'a> Planner<'a> {
         site: Site,
         part: Part,
         (rows, cols): (usize, usize),
-    ) -> Result<Vec<(Found<'a>, Range<usize>)>, ModelError> {
+    ) -> Result<Vec<(Found<'a>, Blocks)>, ModelError> {
         let MlpKind::Experts { routing, .. } = self.shape().mlp else { return Ok(Vec::new()) };
         let (experts, each) = (routing.experts, rows / routing.experts);
         let role = TensorRole::Layer(site, part);
-        if let Some(found) = self.get(&self.names.tensor(role), &self.names.module(role))? {
+        if let Some(found) = self.get(&self.names.tensor(role))? {
             self.check(&found, &[&[experts, each, cols]])?;
-            return Ok(vec![(found, 0..rows)]);
+            return Ok(vec![(found, Blocks::all(rows))]);
         }
         let below = format!("{}.mlp.experts", self.names.layer(site));
         let (fused, fused_rows, at, own) = match part {
@@ -195,24 +281,17 @@ impl<'a> Planner<'a> {
             Part::ExpertUps => ("gate_up_proj", 2 * each, each, "up_proj"),
             _ => ("down_proj", each, 0, "down_proj"),
         };
-        let fused = format!("{below}.{fused}");
-        let mut all = Vec::new();
-        if self.shards.get(&fused).is_some() {
-            for expert in 0..experts {
-                let Some(found) = self.get(&fused, &fused)? else { continue };
-                self.check(&found, &[&[experts, fused_rows, cols]])?;
-                let first = expert * fused_rows + at;
-                all.push((found, first..first + each));
-            }
-            return Ok(all);
+        if let Some(found) = self.get(&format!("{below}.{fused}"))? {
+            self.check(&found, &[&[experts, fused_rows, cols]])?;
+            return Ok(vec![(found, Blocks { first: at, rows: each, stride: fused_rows, count: experts })]);
         }
+        let mut all = Vec::new();
         if !self.shards.has_under(&format!("{below}.")) {
             return Ok(all);
         }
         for expert in 0..experts {
-            let module = format!("{below}.{expert}.{own}");
-            let name = format!("{module}.weight");
-            let Some(found) = self.get(&name, &module)? else {
+            let name = format!("{below}.{expert}.{own}.weight");
+            let Some(found) = self.get(&name)? else {
                 let problem = format!("tensor `{name}` is missing");
                 return Err(ModelError::file(self.shards.folder(), problem, REFETCH));
             };
@@ -224,18 +303,18 @@ impl<'a> Planner<'a> {
                 let problem = format!("tensors `{}` and `{name}` are encoded differently", first.name);
                 return Err(ModelError::file(self.shards.file_of(found.weight), problem, REFETCH));
             }
-            all.push((found, 0..each));
+            all.push((found, Blocks::all(each)));
         }
         Ok(all)
     }
 
-    /// The tensor `name`, with scales and biases of `module` where it is packed.
-    fn get(&self, name: &str, module: &str) -> Result<Option<Found<'a>>, ModelError> {
+    /// The tensor `name`, with its scales and biases where it is packed.
+    fn get(&self, name: &str) -> Result<Option<Found<'a>>, ModelError> {
         let Some(weight) = self.shards.get(name) else { return Ok(None) };
         let file = self.shards.file_of(weight);
         let name = name.to_owned();
-        if weight.dtype == Dtype::U32 {
-            return self.packed(name, module, weight).map(Some);
+        if weight.is_packed() {
+            return self.packed(name, weight).map(Some);
         }
         let Some(kind) = float(weight.dtype) else {
             let problem = format!("tensor `{name}` is {}", weight.dtype);
@@ -246,7 +325,8 @@ impl<'a> Planner<'a> {
         Ok(Some(Found { name, dims, stored, weight, sides: None }))
     }
 
-    fn packed(&self, name: String, module: &str, weight: &'a Place) -> Result<Found<'a>, ModelError> {
+    fn packed(&self, name: String, weight: &'a Place) -> Result<Found<'a>, ModelError> {
+        let module = module_of(&name);
         let file = self.shards.file_of(weight);
         let wrong =
             |problem: String| ModelError::file(file, problem, "use a model quantised by MLX's affine mode");
@@ -301,12 +381,12 @@ impl<'a> Planner<'a> {
         Err(ModelError::file(self.shards.file_of(found.weight), problem, REFETCH))
     }
 
-    fn source(&self, role: TensorRole, found: Vec<(Found<'a>, Range<usize>)>, less_one: bool) -> Source {
+    fn source(&self, role: TensorRole, found: &[(Found<'a>, Blocks)]) -> Source {
         let (rows, cols) = self.shape().tensor(role);
         let (first, _) = &found[0];
         let (name, encoding) = (first.name.clone(), first.stored);
-        let slices = found.iter().map(|(found, rows)| found.slice(rows)).collect();
-        Source { name, rows, cols, encoding, less_one, slices }
+        let pieces = found.iter().map(|(found, blocks)| found.piece(*blocks)).collect();
+        Source { name, rows, cols, encoding, pieces }
     }
 
     fn missing(&self, role: TensorRole) -> ModelError {
@@ -342,17 +422,20 @@ impl<'a> Planner<'a> {
 }
 
 impl Found<'_> {
-    /// The bytes of some rows.
-    fn slice(&self, rows: &Range<usize>) -> Slice {
+    /// Some of its rows.
+    fn piece(&self, blocks: Blocks) -> Piece {
         let all: usize = self.dims[..self.dims.len() - 1].iter().product();
-        let part = |place: &Place| {
+        let runs = |place: &Place| {
             let row = place.bytes() / (all.max(1) as u64);
-            let range = place.start() + row * rows.start as u64..place.start() + row * rows.end as u64;
-            Bytes { shard: place.shard(), range }
+            let [first, bytes, stride] =
+                [blocks.first, blocks.rows, blocks.stride].map(|rows| row * rows as u64);
+            let (shard, tensor) = (place.shard(), place.start());
+            Runs { shard, tensor, first, bytes, stride, count: blocks.count as u64 }
         };
-        Slice {
-            weight: part(self.weight),
-            sides: self.sides.map(|(scales, biases)| (part(scales), part(biases))),
+        Piece {
+            name: self.name.clone(),
+            weight: runs(self.weight),
+            sides: self.sides.map(|(scales, biases)| (runs(scales), runs(biases))),
         }
     }
 }
