@@ -46,15 +46,19 @@ pub(super) struct Draft {
 impl Draft {
     pub(super) fn read(folder: &Path) -> Draft {
         let config = serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
-        let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
+        Draft { config, tensors: Draft::read_tensors(&folder.join("model.safetensors")) }
+    }
+
+    /// The tensors of one file.
+    pub(super) fn read_tensors(path: &Path) -> BTreeMap<String, Stored> {
+        let bytes = std::fs::read(path).unwrap();
         let read = SafeTensors::deserialize(&bytes).unwrap();
         let stored = |view: &TensorView<'_>| Stored {
             dtype: view.dtype(),
             shape: view.shape().to_vec(),
             data: view.data().to_vec(),
         };
-        let tensors = read.iter().map(|(name, view)| (name.to_owned(), stored(&view))).collect();
-        Draft { config, tensors }
+        read.iter().map(|(name, view)| (name.to_owned(), stored(&view))).collect()
     }
 
     /// The part of the configuration that describes the text model.
@@ -62,6 +66,11 @@ impl Draft {
         let inner = self.config.get("text_config").is_some();
         let text = if inner { &mut self.config["text_config"] } else { &mut self.config };
         text.as_object_mut().unwrap()
+    }
+
+    /// Layers it says it has.
+    pub(super) fn layers(&mut self) -> usize {
+        self.text()["num_hidden_layers"].as_u64().unwrap() as usize
     }
 
     pub(super) fn rename(&mut self, new: impl Fn(&str) -> String) {
@@ -75,6 +84,43 @@ impl Draft {
 
     pub(super) fn put(&mut self, name: impl Into<String>, tensor: Stored) {
         self.tensors.insert(name.into(), tensor);
+    }
+
+    /// Gives every expert tensors of its own, as Hugging Face once did.
+    pub(super) fn split_experts(&mut self) {
+        for name in self.named("switch_mlp") {
+            let all = self.take(&name);
+            let experts = all.shape[0];
+            for (expert, data) in all.data.chunks(all.data.len() / experts).enumerate() {
+                let stored = Stored { dtype: all.dtype, shape: all.shape[1..].to_vec(), data: data.to_vec() };
+                self.put(name.replace("switch_mlp", &format!("experts.{expert}")), stored);
+            }
+        }
+    }
+
+    /// Puts the gates of all experts above their ups, expert by expert, in one tensor without the suffix of a weight, and scales and
+    /// biases likewise, as Hugging Face does now.
+    pub(super) fn fuse_experts(&mut self) {
+        let unsuffixed = |name: &str| name.strip_suffix(".weight").unwrap_or(name).to_owned();
+        for name in self.named("switch_mlp.gate_proj") {
+            let (gates, ups) = (self.take(&name), self.take(&name.replace("gate_proj", "up_proj")));
+            let mut shape = gates.shape.clone();
+            shape[1] *= 2;
+            let bytes = gates.data.len() / shape[0];
+            let pairs = gates.data.chunks(bytes).zip(ups.data.chunks(bytes));
+            let data = pairs.flat_map(|(gate, up)| [gate, up].concat()).collect();
+            let new = name.replace("switch_mlp.gate_proj", "experts.gate_up_proj");
+            self.put(unsuffixed(&new), Stored { dtype: gates.dtype, shape, data });
+        }
+        for name in self.named("switch_mlp.down_proj") {
+            let downs = self.take(&name);
+            self.put(unsuffixed(&name.replace("switch_mlp", "experts")), downs);
+        }
+    }
+
+    /// The names that contain `part`.
+    fn named(&self, part: &str) -> Vec<String> {
+        self.tensors.keys().filter(|name| name.contains(part)).cloned().collect()
     }
 
     /// Writes one file.

@@ -3,15 +3,19 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use escarp::config::Precision;
+use escarp::device::cpu::{Cpu, CpuOptions};
+use escarp::device::ops::Device;
 use escarp::device::weights::Float;
 use escarp::model::{
     Architecture, Checkpoint, Fate, Folder, LayerKind, MlpKind, Part, Site, TensorData, TensorRole, inspect,
+    inspect_at, load,
 };
 use safetensors::Dtype;
 use serde_json::json;
 
 use super::draft::{Draft, Stored};
-use super::fixture;
+use super::{config, fixture};
 
 /// What a model is made of, by role, with names left out.
 fn contents(folder: &Path) -> BTreeMap<String, (usize, usize, String)> {
@@ -76,17 +80,17 @@ fn every_tensor_of_every_parity_folder_can_be_read() {
 fn affine_tensors_are_checked_against_their_scales() {
     let mut draft = Draft::read(&fixture("llama"));
     draft.config["quantization"] = json!({"group_size": 32, "bits": 4});
-    draft.put("model.embed_tokens.weight", Stored::zeros(Dtype::U32, &[320, 16]));
+    draft.put("model.embed_tokens.weight", Stored::zeros(Dtype::U32, &[320, 8]));
     for side in ["scales", "biases"] {
-        draft.put(format!("model.embed_tokens.{side}"), Stored::zeros(Dtype::BF16, &[320, 4]));
+        draft.put(format!("model.embed_tokens.{side}"), Stored::zeros(Dtype::BF16, &[320, 2]));
     }
     let folder = draft.write();
     let tensor = Folder::open(folder.path()).unwrap().tensor(TensorRole::Embedding).unwrap().unwrap();
-    assert_eq!((tensor.rows, tensor.cols), (320, 128));
+    assert_eq!((tensor.rows, tensor.cols), (320, 64));
     assert!(matches!(tensor.data, TensorData::Affine { bits: 4, group: 32, .. }));
     let summary = inspect(folder.path()).unwrap();
     assert_eq!(summary.tensor_types[1].kind, "affine4");
-    assert_eq!(summary.tensor_types[1].elements, 320 * 128);
+    assert_eq!(summary.tensor_types[1].elements, 320 * 64);
     draft.put("model.embed_tokens.scales", Stored::zeros(Dtype::BF16, &[320, 3]));
     let error = Folder::open(draft.write().path()).unwrap_err().to_string();
     assert!(error.contains("`model.embed_tokens.weight`") && error.contains("groups of 32"), "{error}");
@@ -99,12 +103,66 @@ fn huggingface_convention(draft: &mut Draft) {
             tensor.shape.swap(1, 2);
         }
         let plain_norm = ["layernorm.weight", "q_norm.weight", "k_norm.weight", "model.norm.weight"];
-        let prediction_norm = name.contains("mtp.") && name.contains("norm");
-        if prediction_norm || plain_norm.iter().any(|end| name.ends_with(end)) {
+        if is_head_norm(name) || plain_norm.iter().any(|end| name.ends_with(end)) {
             let less_one: Vec<f32> = tensor.numbers().iter().map(|x| x - 1.0).collect();
             *tensor = Stored::f32(&tensor.shape, &less_one);
         }
     }
+}
+
+/// Heads are handed on by themselves: what convention the rest of the folder follows says nothing about their norms.
+#[test]
+fn the_convention_of_a_prediction_heads_norms_is_its_own() {
+    for rest_less_one in [false, true] {
+        let mut draft = Draft::read(&fixture("qwen3.5-q4"));
+        round_norms(&mut draft);
+        add_prediction_head(&mut draft);
+        if rest_less_one {
+            huggingface_convention(&mut draft);
+        }
+        // A gain may be far from 1, as those of heads' keys are wont to be.
+        let mut complete = draft;
+        let far = "mtp.layers.0.self_attn.k_norm.weight";
+        let expected = |draft: &Draft| contents(draft.write().path());
+        let head: Vec<String> = complete.tensors.keys().filter(|n| is_head_norm(n)).cloned().collect();
+        assert_eq!(head.len(), 7);
+        for name in &head {
+            let shape = complete.tensors[name].shape.clone();
+            let gain: Vec<f32> = (0..shape[0]).map(|i| 0.875 + (i % 8) as f32 / 32.0).collect();
+            complete.put(name, Stored::f32(&shape, &gain));
+        }
+        complete.put(far, Stored::f32(&[32], &[2.5; 32]));
+        let mut raw = complete.clone();
+        for name in &head {
+            let less_one: Vec<f32> = raw.tensors[name].numbers().iter().map(|x| x - 1.0).collect();
+            let shape = raw.tensors[name].shape.clone();
+            raw.put(name, Stored::f32(&shape, &less_one));
+        }
+        assert!(expected(&raw) == expected(&complete), "the rest less one: {rest_less_one}");
+        let folder = Folder::open(complete.write().path()).unwrap();
+        let role = TensorRole::Layer(Site::Prediction(0), Part::KeyNorm);
+        let TensorData::Plain(Float::F32, gain) = folder.tensor(role).unwrap().unwrap().data else {
+            panic!()
+        };
+        assert_eq!(gain, [2.5f32; 32].map(f32::to_le_bytes).concat());
+
+        let mut neither = complete;
+        for name in &head {
+            let shape = neither.tensors[name].shape.clone();
+            neither.put(name, Stored::f32(&shape, &vec![0.5; shape[0]]));
+        }
+        let folder = neither.write();
+        let opened = Folder::open(folder.path()).unwrap();
+        let error = opened.tensor(role).unwrap_err().to_string();
+        assert!(error.contains("model.safetensors: the numbers of tensor `mtp."), "{error}");
+        assert!(error.contains("0.50 on average") && error.contains("cannot be told"), "{error}");
+        // The model itself does not need the head.
+        assert!(opened.tensor(TensorRole::OutputNorm).is_ok());
+    }
+}
+
+fn is_head_norm(name: &str) -> bool {
+    name.contains("mtp.") && name.contains("norm")
 }
 
 /// A norm's numbers such that one less and one more is the same again.
@@ -148,7 +206,8 @@ fn every_layout_and_convention_gives_the_same_tensors() {
         same("`quantization` in `text_config`", nested.write().path());
 
         let mut listed = draft.clone();
-        let kinds = (1..=8).map(|n| if n % 4 == 0 { "full_attention" } else { "linear_attention" });
+        let kinds =
+            (1..=listed.layers()).map(|n| if n % 4 == 0 { "full_attention" } else { "linear_attention" });
         listed.text().insert("layer_types".into(), kinds.collect());
         listed.text().remove("full_attention_interval");
         same("`layer_types`", listed.write().path());
@@ -158,14 +217,15 @@ fn every_layout_and_convention_gives_the_same_tensors() {
 /// A prediction head of one layer, all of it plain: its attention layer is the last layer's copy.
 fn add_prediction_head(draft: &mut Draft) {
     let hidden = 128;
-    let is_last = |name: &&String| name.starts_with("language_model.model.layers.7.");
+    let below = format!("language_model.model.layers.{}.", draft.layers() - 1);
+    let is_last = |name: &&String| name.starts_with(&below);
     let last: Vec<String> = draft.tensors.keys().filter(is_last).cloned().collect();
     for name in last {
-        let new = name.replace("language_model.model.layers.7.", "mtp.layers.0.");
+        let new = name.replace(&below, "mtp.layers.0.");
         let tensor = draft.tensors[&name].clone();
         draft.put(new, tensor);
     }
-    if let Some(own) = draft.config["quantization"].get("language_model.model.layers.7.mlp.gate").cloned() {
+    if let Some(own) = draft.config["quantization"].get(format!("{below}mlp.gate")).cloned() {
         let table = draft.config["quantization"].as_object_mut().unwrap();
         table.insert("mtp.layers.0.mlp.gate".into(), own.clone());
         table.insert("mtp.layers.0.mlp.shared_expert_gate".into(), own);
@@ -194,7 +254,7 @@ fn experts_can_be_stacked_fused_or_apart() {
     let expected = contents(draft.write().path());
     let bytes = inside * hidden * 4;
     let (mut fused, mut apart) = (draft.clone(), draft);
-    for layer in 0..8 {
+    for layer in 0..apart.layers() {
         let below = format!("language_model.model.layers.{layer}.mlp");
         let [gates, ups, downs] = ["gate", "up", "down"].map(|part| {
             apart.take(&format!("{below}.switch_mlp.{part}_proj.weight"));
@@ -226,21 +286,19 @@ fn experts_can_be_stacked_fused_or_apart() {
 }
 
 #[test]
-fn packed_experts_can_be_apart() {
+fn packed_experts_can_be_apart_or_fused() {
     let draft = Draft::read(&fixture("moe-q6"));
-    let expected = contents(draft.write().path());
-    let mut apart = draft;
-    let stacked: Vec<String> =
-        apart.tensors.keys().filter(|name| name.contains("switch_mlp")).cloned().collect();
-    for name in stacked {
-        let all = apart.take(&name);
-        let bytes = all.data.len() / 8;
-        for (expert, data) in all.data.chunks(bytes).enumerate() {
-            let stored = Stored { dtype: all.dtype, shape: all.shape[1..].to_vec(), data: data.to_vec() };
-            apart.put(name.replace("switch_mlp", &format!("experts.{expert}")), stored);
-        }
-    }
-    assert!(contents(apart.write().path()) == expected);
+    let whole = draft.write();
+    let (mut apart, mut fused) = (draft.clone(), draft);
+    apart.split_experts();
+    assert!(contents(apart.write().path()) == contents(whole.path()), "apart");
+    fused.fuse_experts();
+    let folder = fused.write();
+    assert!(contents(folder.path()) == contents(whole.path()), "fused");
+    let [of_whole, of_fused] = [&whole, &folder].map(|folder| inspect(folder.path()).unwrap());
+    assert_eq!(of_fused.weight_bytes, of_whole.weight_bytes);
+    assert_eq!(of_fused.parameters, of_whole.parameters);
+    assert_eq!(of_fused.tensor_fates.len(), 1, "scales and biases count with their weights");
 }
 
 /// Whether packing is told by full name, by a name without prefix or with another one makes no difference.
@@ -297,6 +355,77 @@ fn what_is_not_the_model_itself_is_skipped_and_counted() {
         (1, 6, 2)
     );
     assert_eq!(summary.weight_bytes, inspect(&fixture("qwen3.5-q4")).unwrap().weight_bytes);
+}
+
+/// What MLX packs is what the device reads, for every width, group and type of scales: `mx.quantize` and `mx.dequantize` of mlx 0.32.4 made
+/// the fixture from normal deviates, the latter with scales and biases widened to f32. Both multiply and then add in f32,
+/// rounding twice, so the numbers are the same to the last bit.
+#[test]
+fn every_affine_encoding_is_read_as_mlx_reads_it() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/affine.safetensors");
+    let made = Draft::read_tensors(&path);
+    let mut draft = Draft::read(&fixture("qwen3.5-q4"));
+    let (module, vocab, mut read) = ("language_model.model.embed_tokens", 320, 0);
+    for (name, expected) in &made {
+        let Some(case) = name.strip_suffix(".expected") else { continue };
+        let [bits, group, _] = case.split('.').collect::<Vec<_>>()[..] else { panic!("{case}") };
+        let (bits, group): (usize, usize) = (bits.parse().unwrap(), group.parse().unwrap());
+        draft.config["quantization"][module] = json!({"group_size": group, "bits": bits});
+        for field in ["weight", "scales", "biases"] {
+            let one = &made[&format!("{case}.{field}")];
+            // Rows but the last are zeros.
+            let mut all = Stored::zeros(one.dtype, &[vocab, one.shape[1]]);
+            let last = all.data.len() - one.data.len();
+            all.data[last..].copy_from_slice(&one.data);
+            draft.put(format!("{module}.{field}"), all);
+        }
+        let written = draft.write();
+        let tensor = Folder::open(written.path()).unwrap().tensor(TensorRole::Embedding).unwrap().unwrap();
+        for precision in [Precision::F32, Precision::Int8] {
+            let mut device = Cpu::new(CpuOptions { precision, threads: 1, kernel: None }).unwrap();
+            let table = device.load_table(tensor.source()).unwrap();
+            let row = device.embed(&table, &[vocab as u32 - 1]);
+            let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(row.data()), bits(&expected.numbers()), "{case} at {precision:?}");
+        }
+        read += 1;
+    }
+    assert_eq!(read, 6 * 3 * 3);
+}
+
+/// What inspection promises is what a run takes, padding included.
+#[test]
+fn inspection_and_the_device_agree_on_state() {
+    for name in ["llama", "qwen3-q4", "qwen3.5-q4", "moe-q6", "odd-hybrid", "odd-moe"] {
+        let summary = inspect(&fixture(name)).unwrap();
+        for (precision, wider) in [(Precision::Int8, 1), (Precision::F32, 2)] {
+            let loaded = load(&config(&fixture(name), precision)).unwrap();
+            let facts = loaded.executor.facts();
+            assert_eq!(summary.snapshot_bytes.unwrap_or(0), facts.slot_bytes as u64, "{name}");
+            let page = summary.state_bytes_per_token * facts.page_tokens as u64 * wider;
+            assert_eq!(page, facts.page_bytes as u64, "{name} at {precision:?}");
+        }
+    }
+}
+
+#[test]
+fn memory_is_told_at_the_contexts_asked_for() {
+    let path = fixture("odd-hybrid");
+    let whole = inspect(&path).unwrap();
+    let contexts: Vec<u64> =
+        inspect_at(&path, &[300, 1, 257]).unwrap().memory.iter().map(|at| at.tokens).collect();
+    assert_eq!(contexts, [300, 1, 257]);
+    let state = |tokens: u64| inspect_at(&path, &[tokens]).unwrap().memory[0].state;
+    // Pages of 256 tokens are whole.
+    let page = 256 * whole.state_bytes_per_token;
+    assert_eq!(state(1), page + whole.snapshot_bytes.unwrap());
+    assert_eq!((state(256), state(257)), (state(1), state(1) + page));
+    let longest = whole.context_tokens as u64;
+    assert_eq!(inspect_at(&path, &[longest]).unwrap().memory.last(), whole.memory.last());
+    for absurd in [0, longest + 1, u64::MAX] {
+        let error = inspect_at(&path, &[absurd]).unwrap_err().to_string();
+        assert!(error.contains(&format!("holds {longest} tokens")), "{error}");
+    }
 }
 
 #[test]

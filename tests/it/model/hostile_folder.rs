@@ -9,7 +9,7 @@ use safetensors::Dtype;
 use serde_json::{Value, json};
 
 use super::draft::{Draft, Stored};
-use super::{config, fixture};
+use super::{config, fixture, logits};
 
 const LAYERS: &str = "language_model.model.layers";
 
@@ -87,6 +87,7 @@ fn what_config_json_says_and_is_not_built_is_refused_by_key() {
         ("mlp_only_layers", json!([0]), "`mlp_only_layers`"),
         ("num_experts_per_tok", json!(9), "9 experts a token of 8"),
         ("num_experts", json!(null), "`num_experts` is missing"),
+        ("num_experts", json!(1 << 24), "`num_experts` is 16777216, more than 4096"),
     ] {
         refused(experts(), set(key, value), &["config.json", named]);
     }
@@ -162,10 +163,26 @@ fn a_prediction_head_must_be_whole() {
         draft.text().insert("mtp_num_hidden_layers".into(), json!(2));
     };
     refused(hybrid(), two, &["prediction head has 1 layers", "says 2"]);
-    let many = |draft: &mut Draft| {
-        draft.put("mtp.layers.99999999.norm.weight", Stored::zeros(Dtype::F32, &[128]));
+    for last in [4096, 99_999_999, usize::MAX - 1, usize::MAX] {
+        let name = format!("mtp.layers.{last}.norm.weight");
+        let many = |draft: &mut Draft| draft.put(&name, Stored::zeros(Dtype::F32, &[128]));
+        refused(
+            hybrid(),
+            many,
+            &["model.safetensors", &name, &format!("belongs to layer {last}"), "more than 4096"],
+        );
+    }
+    // What is no number of a layer is no layer.
+    let beyond = "mtp.layers.18446744073709551616.norm.weight";
+    refused(
+        hybrid(),
+        |draft| draft.put(beyond, Stored::zeros(Dtype::F32, &[128])),
+        &[beyond, "no place in the"],
+    );
+    let together = |draft: &mut Draft| {
+        draft.put("mtp.layers.4090.norm.weight", Stored::zeros(Dtype::F32, &[128]));
     };
-    refused(hybrid(), many, &["layers are more than"]);
+    refused(hybrid(), together, &["8 layers and 4091 of a prediction head are more than 4096 together"]);
     // A conversion may have dropped it and left the configuration as it was.
     let mut dropped = hybrid();
     dropped.text().insert("mtp_num_hidden_layers".into(), json!(1));
@@ -214,31 +231,131 @@ fn packing_that_is_unknown_or_does_not_fit_is_named_with_the_tensor() {
     Folder::open(vision.write().path()).unwrap();
 }
 
-#[test]
-fn numbers_that_are_none_are_named_with_tensor_and_file() {
-    let module = format!("{LAYERS}.5.mlp.down_proj");
-    for (side, number) in [("scales", f32::NAN), ("biases", f32::INFINITY)] {
-        let name = format!("{module}.{side}");
-        let spoil = |draft: &mut Draft| {
-            let tensor = draft.tensors.get_mut(&name).unwrap();
-            tensor.data[4 * 7..4 * 8].copy_from_slice(&number.to_le_bytes());
-        };
-        let mut draft = hybrid();
-        spoil(&mut draft);
-        let folder = draft.write_shards(2);
-        assert_refused(folder.path(), &["-of-00002.safetensors", "number 7", &name]);
+/// Makes number `index` of the tensor `name` something that is no number.
+fn spoil(draft: &mut Draft, name: &str, index: usize) {
+    let tensor = draft.tensors.get_mut(name).unwrap();
+    let size = tensor.dtype.bitsize() / 8;
+    let nan = match tensor.dtype {
+        Dtype::F32 => f32::NAN.to_le_bytes().to_vec(),
+        Dtype::BF16 => vec![0x80, 0xff],
+        Dtype::F16 => vec![0, 0x7c],
+        other => panic!("{other:?}"),
+    };
+    tensor.data[size * index..][..size].copy_from_slice(&nan);
+}
+
+/// Asserts that number `index` of the tensor `name` is refused by name, and in the shard it is in, however many shards there are.
+#[track_caller]
+fn assert_told_where(draft: &Draft, name: &str, index: usize) {
+    let mut draft = draft.clone();
+    spoil(&mut draft, name, index);
+    for shards in [2, 3, 5] {
+        let folder = draft.write_shards(shards);
+        let map = std::fs::read(folder.path().join("model.safetensors.index.json")).unwrap();
+        let map: Value = serde_json::from_slice(&map).unwrap();
+        let shard = map["weight_map"][name].as_str().unwrap();
+        let told = format!("{shard}: number {index} of tensor `{name}` is ");
+        assert_refused(folder.path(), &[&told]);
         // Without reading weights nobody can know.
         inspect(folder.path()).unwrap();
     }
-    for (dtype, bytes) in [(Dtype::F16, [0, 0x7c]), (Dtype::BF16, [0x80, 0xff])] {
-        let name = format!("{LAYERS}.5.input_layernorm.weight");
-        let spoil = |draft: &mut Draft| {
-            let mut tensor = Stored::zeros(dtype, &[128]);
-            tensor.data[254..].copy_from_slice(&bytes);
-            draft.put(&name, tensor);
-        };
-        refused(hybrid(), spoil, &["number 127", &name]);
+}
+
+#[test]
+fn numbers_that_are_none_are_named_with_tensor_and_file() {
+    let module = format!("{LAYERS}.5.mlp.down_proj");
+    for side in ["scales", "biases"] {
+        assert_told_where(&hybrid(), &format!("{module}.{side}"), 7);
     }
+    for dtype in [Dtype::F16, Dtype::BF16, Dtype::F32] {
+        let name = format!("{LAYERS}.5.input_layernorm.weight");
+        let mut draft = hybrid();
+        draft.put(&name, Stored::zeros(dtype, &[128]));
+        assert_told_where(&draft, &name, 127);
+    }
+}
+
+#[test]
+fn an_expert_whose_numbers_are_none_is_named_by_its_own_tensor() {
+    let stacked = format!("{LAYERS}.2.mlp.switch_mlp");
+    let groups = experts().tensors[&format!("{stacked}.up_proj.scales")].shape[2];
+    assert_told_where(&experts(), &format!("{stacked}.up_proj.scales"), 5 * 64 * groups + 3);
+    let mut apart = experts();
+    apart.split_experts();
+    for side in ["scales", "biases"] {
+        for (expert, part) in [(0, "gate_proj"), (5, "up_proj"), (7, "down_proj")] {
+            let name = format!("{LAYERS}.2.mlp.experts.{expert}.{part}.{side}");
+            assert_told_where(&apart, &name, 11);
+        }
+    }
+    // Of a tensor of all experts' gates and ups, its own numbers are counted.
+    let mut fused = experts();
+    fused.fuse_experts();
+    let groups = fused.tensors[&format!("{LAYERS}.2.mlp.experts.gate_up_proj.scales")].shape[2];
+    for (row, column) in [(5 * 128 + 3, 1), (5 * 128 + 64, 0), (8 * 128 - 1, groups - 1)] {
+        let name = format!("{LAYERS}.2.mlp.experts.gate_up_proj.scales");
+        assert_told_where(&fused, &name, row * groups + column);
+    }
+}
+
+#[test]
+fn scales_beside_a_plain_weight_are_a_contradiction() {
+    for side in ["scales", "biases"] {
+        for module in [format!("{LAYERS}.3.self_attn.q_norm"), format!("{LAYERS}.0.linear_attn.A_log")] {
+            let name = format!("{module}.{side}");
+            let beside = |draft: &mut Draft| draft.put(&name, Stored::zeros(Dtype::F32, &[1]));
+            refused(hybrid(), beside, &["model.safetensors", &name, &module, "is F32"]);
+        }
+    }
+}
+
+/// A file with holes can claim any size.
+#[test]
+fn a_tensor_no_machine_can_hold_is_an_error_with_its_name_and_size() {
+    // Where the system promises any memory, nothing fails before it is written.
+    match std::fs::read_to_string("/proc/sys/vm/overcommit_memory") {
+        Ok(mode) if mode.trim() != "1" => {}
+        mode => return println!("skipped: this system's memory is not limited: {mode:?}"),
+    }
+    let (vocab, hidden) = (1 << 24, 1 << 16);
+    let layer = "model.layers.0";
+    let tensors = [
+        ("model.embed_tokens.weight".to_owned(), vec![vocab, hidden]),
+        ("model.norm.weight".into(), vec![hidden]),
+        (format!("{layer}.input_layernorm.weight"), vec![hidden]),
+        (format!("{layer}.post_attention_layernorm.weight"), vec![hidden]),
+        (format!("{layer}.self_attn.q_proj.weight"), vec![2, hidden]),
+        (format!("{layer}.self_attn.k_proj.weight"), vec![2, hidden]),
+        (format!("{layer}.self_attn.v_proj.weight"), vec![2, hidden]),
+        (format!("{layer}.self_attn.o_proj.weight"), vec![hidden, 2]),
+        (format!("{layer}.mlp.gate_proj.weight"), vec![1, hidden]),
+        (format!("{layer}.mlp.up_proj.weight"), vec![1, hidden]),
+        (format!("{layer}.mlp.down_proj.weight"), vec![hidden, 1]),
+    ];
+    let mut end = 0;
+    let entries = tensors.map(|(name, shape)| {
+        let start = end;
+        end += 4 * shape.iter().product::<u64>();
+        (name, json!({"dtype": "F32", "shape": shape, "data_offsets": [start, end]}))
+    });
+    let header = Value::from_iter(entries).to_string();
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    std::fs::write(&path, &bytes).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    if let Err(error) = file.set_len(bytes.len() as u64 + end) {
+        return println!("skipped: no file of {end} bytes can be made here: {error}");
+    }
+    let config = json!({
+        "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": 1, "intermediate_size": 1,
+        "num_attention_heads": 1, "head_dim": 2, "vocab_size": vocab, "tie_word_embeddings": true,
+    });
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let size = format!("cannot hold {} bytes of tensor `model.embed_tokens.weight`", vocab * hidden * 4);
+    assert_refused(folder.path(), &["model.safetensors", &size]);
+    assert_eq!(inspect(folder.path()).unwrap().vocab, vocab as usize);
 }
 
 #[test]
@@ -364,6 +481,12 @@ proptest! {
             .or_else(|_| std::fs::copy(source.join("model.safetensors"), folder.path().join("model.safetensors")).map(drop))
             .unwrap();
         let _ = inspect(folder.path());
+        if let Ok(mut loaded) = load(&config(folder.path(), Precision::Int8)) {
+            let tokens = [1, 2];
+            let tokens = &tokens[..tokens.len().min(loaded.executor.facts().context_tokens)];
+            let rows = logits(&mut *loaded.executor, tokens, &[1]);
+            prop_assert_eq!(rows.len(), tokens.len() * loaded.executor.facts().vocab);
+        }
     }
 
     /// Any bytes of the header may be any others.
