@@ -5,6 +5,10 @@
 //! kind from starving the other. A live slot for every sequence that may run is set aside from the start. And snapshots
 //! get what whole contexts of all these sequences leave, or a quarter of the room where that is more: a prompt that fits
 //! the rest is served whatever was captured before.
+//!
+//! One live slot is enough while every computed token stays. A span that may be rewound has to leave the state it starts
+//! from as it was, so speculation will have to reserve two live slots for every sequence that verifies: the one read and
+//! the one written, in turn.
 
 /// The bound, and what it has to hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
