@@ -1,12 +1,12 @@
 //! `bench`: how fast prefill and decode are, and how near decode comes to what the memory delivers.
 //!
 //! Each prompt length is measured the way inference benches commonly do: a prompt of random tokens is computed from
-//! nothing, then a few single tokens after it. The best of several repetitions counts, since whatever else the machine
-//! does can only make a run slower.
+//! nothing, then a few single tokens after it. It is the device that is measured, without the engine and its cache: no
+//! prefill stops where the engine would capture a snapshot. The best of several repetitions counts, since whatever else
+//! the machine does can only make a run slower.
 
 mod machine;
 
-use std::path::Path;
 use std::time::Instant;
 
 use clap::builder::RangedU64ValueParser;
@@ -18,7 +18,7 @@ use super::options::ModelOptions;
 use super::output::Output;
 use super::progress::Progress;
 use super::{Example, Failure, examples};
-use crate::config::{Config, Override, Precision};
+use crate::config::{Config, Override};
 use crate::device::{DeviceError, Executor, ExecutorFacts, LogitRows};
 use crate::event::Identity;
 use crate::model;
@@ -33,7 +33,7 @@ pub(super) const EXAMPLES: &[Example] = &[
 #[derive(Debug, clap::Args)]
 #[command(after_help = examples(EXAMPLES))]
 pub(super) struct Options {
-    /// Prompt lengths, tokens
+    /// Prompt lengths, tokens; each is computed from nothing, without the cache
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "512,2048", value_parser = positive())]
     sizes: Vec<usize>,
     /// Tokens decoded after each prompt
@@ -87,7 +87,8 @@ struct Run {
     prompt: usize,
     prefill_tps: f64,
     decode_tps: f64,
-    /// What a decode step has to read: the weights, and the state of the tokens before it.
+    /// What a decode step has to move: the weights it computes with, the keys and values of the tokens before it, and the
+    /// recurrent state, which is read and written.
     decode_bytes_per_token: Option<u64>,
     /// That, times the speed, over the bandwidth. More than 1 where caches keep a part of it.
     bandwidth_share: Option<f64>,
@@ -139,7 +140,8 @@ fn measure(options: &Options, config: &Config) -> Result<Report, Failure> {
     let measured = facts.identity != Identity::Simulated;
     let bandwidth = measured.then(|| read_bandwidth(threads));
     let path = config.model.path.as_deref().filter(|_| measured);
-    let weight_bytes = path.map(|path| weight_bytes(path, config.model.precision)).transpose()?.flatten();
+    let weights = path.map(|path| model::weight_bytes_per_token(path, config.model.precision));
+    let weight_bytes = weights.transpose()?.flatten();
     let runs = options.sizes.iter().zip(speeds);
     let runs =
         runs.map(|(prompt, speed)| Run::new(*prompt, options.decode, speed, &facts, weight_bytes, bandwidth));
@@ -225,15 +227,6 @@ impl Iterator for RandomTokens {
     }
 }
 
-/// Bytes of all weights, as the precision has them: as the files store them, or in f32.
-fn weight_bytes(path: &Path, precision: Precision) -> Result<Option<u64>, Failure> {
-    let summary = model::inspect(path)?;
-    Ok(match precision {
-        Precision::Int8 => summary.weight_bytes,
-        Precision::F32 => summary.parameters.checked_mul(4),
-    })
-}
-
 impl Run {
     fn new(
         prompt: usize,
@@ -244,8 +237,9 @@ impl Run {
         bandwidth: Option<f64>,
     ) -> Run {
         let depth = prompt + decoded / 2;
-        let state = (facts.page_bytes / facts.page_tokens.max(1) * depth) as u64;
-        let decode_bytes_per_token = weight_bytes.map(|weights| weights + state);
+        let attention = facts.page_bytes / facts.page_tokens.max(1) * depth;
+        let recurrent = 2 * facts.slot_bytes;
+        let decode_bytes_per_token = weight_bytes.map(|weights| weights + (attention + recurrent) as u64);
         Run {
             prompt,
             prefill_tps: speed.prefill,
@@ -264,7 +258,7 @@ impl Report {
             ("prompt", Align::Right),
             ("prefill tok/s", Align::Right),
             ("decode tok/s", Align::Right),
-            ("read a token", Align::Right),
+            ("moved a token", Align::Right),
             ("of bandwidth", Align::Right),
         ]);
         for run in &self.runs {
@@ -293,6 +287,23 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_decoded_token_moves_weights_keys_values_and_twice_the_recurrent_state() {
+        let hybrid = crate::config::SimConfig {
+            state_bytes_per_token: 10,
+            snapshot_bytes: 1_000,
+            ..Default::default()
+        };
+        let sim = crate::device::sim::Sim::new(&hybrid, 64);
+        let speed = Speed { prefill: 1.0, decode: 10.0 };
+        let run = |weights| Run::new(500, 20, speed, sim.facts(), weights, Some(1e6));
+        let known = run(Some(7));
+        assert_eq!(known.decode_bytes_per_token, Some(7 + 510 * 10 + 2 * 1_000));
+        assert_eq!(known.bandwidth_share, Some(71_070.0 / 1e6));
+        let unknown = run(None);
+        assert_eq!((unknown.decode_bytes_per_token, unknown.bandwidth_share), (None, None));
+    }
 
     #[test]
     fn random_tokens_repeat_and_stay_in_the_vocabulary() {

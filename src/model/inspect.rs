@@ -1,6 +1,6 @@
 //! What is in a model, without reading its weights.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -10,7 +10,7 @@ use crate::device::DeviceError;
 use crate::device::cpu::{Cpu, CpuOptions, kept_bits};
 use crate::device::ops::Device;
 
-use super::tensor::{Fate, TensorListing};
+use super::tensor::{Checkpoint, Fate, Part, TensorListing, TensorRole};
 use super::{LayerKind, MlpKind, ModelError, ModelShape, Source};
 
 /// Contexts whose memory is told where none are asked for, besides the model's longest.
@@ -249,6 +249,47 @@ impl StateSize {
     }
 }
 
+/// Bytes of the weights in memory that decoding one token reads: of routed experts those the token goes to, and the
+/// embedding only where it is the output projection too. `None` when an encoding's size is unknown.
+pub fn weight_bytes_per_token(path: &Path, precision: Precision) -> Result<Option<u64>, ModelError> {
+    let source = Source::open(path)?;
+    let (shape, checkpoint) = (source.shape()?, source.checkpoint());
+    let mut listing = checkpoint.listing();
+    listing.retain(|tensor| tensor.fate == Fate::Used);
+    Ok(read_bytes(&shape, checkpoint, &listing, precision))
+}
+
+fn read_bytes(
+    shape: &ModelShape,
+    checkpoint: &dyn Checkpoint,
+    used: &[TensorListing],
+    precision: Precision,
+) -> Option<u64> {
+    let name = |role| checkpoint.name_of(role);
+    let is_there = |role| name(role).is_some_and(|name| used.iter().any(|tensor| tensor.name == name));
+    let table = name(TensorRole::Embedding).filter(|_| is_there(TensorRole::Output));
+    // Experts come in several layouts; what is read whole has one name.
+    let whole: HashSet<String> = shape.roles().filter(|role| !is_routed(*role)).filter_map(name).collect();
+    let (routed, whole): (Vec<_>, Vec<_>) = used
+        .iter()
+        .filter(|tensor| Some(&tensor.name) != table.as_ref())
+        .partition(|tensor| !whole.contains(&tensor.name));
+    let bytes =
+        |tensors: &[&TensorListing]| total(tensors.iter().map(|tensor| resident_bytes(tensor, precision)));
+    let routed = bytes(&routed)?;
+    let routed = match shape.mlp {
+        MlpKind::Dense { .. } => routed,
+        MlpKind::Experts { routing, .. } => {
+            (routed / routing.experts as u64).checked_mul(routing.per_token as u64)?
+        }
+    };
+    bytes(&whole)?.checked_add(routed)
+}
+
+fn is_routed(role: TensorRole) -> bool {
+    matches!(role, TensorRole::Layer(_, Part::ExpertGates | Part::ExpertUps | Part::ExpertDowns))
+}
+
 fn total(mut sizes: impl Iterator<Item = Option<u64>>) -> Option<u64> {
     sizes.try_fold(0u64, |total, bytes| total.checked_add(bytes?))
 }
@@ -298,5 +339,34 @@ fn resident_bytes(tensor: &TensorListing, precision: Precision) -> Option<u64> {
             bytes.checked_add(tensor.elements.checked_mul(wider)? / 8)
         }
         (Some(_), Precision::F32) => tensor.elements.checked_mul(4),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fixture(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    }
+
+    /// What is in memory, and what of it decoding a token leaves unread.
+    fn kept_and_unread(name: &str) -> (u64, u64) {
+        let path = fixture(name);
+        let summary = inspect(&path).unwrap();
+        let kept = summary.memory[0].int8.unwrap() - summary.memory[0].state;
+        (kept, kept - weight_bytes_per_token(&path, Precision::Int8).unwrap().unwrap())
+    }
+
+    #[test]
+    fn a_token_reads_its_experts_and_no_embedding_but_a_tied_one() {
+        // Eight experts of three 128x64 matrices in each of four layers, of which two are read; 320 rows of embedding. All
+        // of it 6-bit, kept in 8 bits, with a scale and a bias of 4 bytes for 64 weights.
+        let (kept, unread) = kept_and_unread("parity-moe-q6");
+        let weights = 4 * 6 * 3 * 128 * 64 + 320 * 128;
+        assert_eq!(unread, weights + weights / 64 * 8);
+        assert!(kept > inspect(&fixture("parity-moe-q6")).unwrap().weight_bytes.unwrap());
+        // A tied embedding is the output projection.
+        assert_eq!(kept_and_unread("parity-odd-hybrid").1, 0);
     }
 }

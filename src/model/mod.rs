@@ -33,7 +33,7 @@ pub use folder::Folder;
 pub use gguf::{Gguf, Strings};
 pub use inspect::{
     ExpertSummary, MemorySummary, ModelSummary, RecurrentSummary, TensorFateSummary, TensorTypeSummary,
-    inspect, inspect_at,
+    inspect, inspect_at, weight_bytes_per_token,
 };
 pub use resident::Resident;
 pub use shape::{Architecture, AttentionSizes, LayerKind, MlpKind, ModelShape};
