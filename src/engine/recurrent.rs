@@ -23,7 +23,6 @@ pub(super) struct RecurrentState {
     fresh: Option<SlotRef>,
     captured: Vec<Captured>,
     not_taken: u64,
-    dropped_before: u64,
 }
 
 impl RecurrentState {
@@ -46,7 +45,6 @@ impl RecurrentState {
             fresh: None,
             captured: Vec::new(),
             not_taken: 0,
-            dropped_before: cache.dropped_snapshots(),
         })
     }
 
@@ -129,11 +127,6 @@ impl RecurrentState {
     /// Boundaries that were to be captured and are not.
     pub(super) fn not_taken(&self) -> u64 {
         self.not_taken
-    }
-
-    /// Snapshots the cache had dropped when the sequence started.
-    pub(super) fn dropped_before(&self) -> u64 {
-        self.dropped_before
     }
 
     /// Gives every slot back.

@@ -123,7 +123,8 @@ impl<'a> Scheduler<'a> {
             text: String::new(),
             prefill: Default::default(),
             decode: Default::default(),
-            evictions_before: self.cache.evictions(),
+            evicted_blocks: 0,
+            dropped_snapshots: 0,
             submission,
         });
         request
@@ -333,6 +334,19 @@ impl<'a> Scheduler<'a> {
     }
 
     fn extend_state(&mut self, sequence: usize, end: usize, clock: &Clock) -> Result<(), Refused> {
+        let (evictions, dropped) = (self.cache.evictions(), self.cache.dropped_snapshots());
+        let allocated = self.allocate_state(sequence, end, clock);
+        let running = &mut self.running[sequence];
+        running.evicted_blocks += self.cache.evictions() - evictions;
+        running.dropped_snapshots += self.cache.dropped_snapshots() - dropped;
+        allocated?;
+        let (pages, slots) = self.cache.high_water();
+        self.executor.reserve(pages, slots).map_err(|error| Refused::Device(Arc::new(error)))?;
+        Ok(self.check_state(sequence)?)
+    }
+
+    /// Gets the pages and the slot of the span that ends at `end`, at the cost of what is cached.
+    fn allocate_state(&mut self, sequence: usize, end: usize, clock: &Clock) -> Result<(), CacheFull> {
         let needed = end.div_ceil(self.cache.block_tokens());
         let running = &mut self.running[sequence];
         while running.pages.len() < needed {
@@ -341,9 +355,7 @@ impl<'a> Scheduler<'a> {
         if let Some(state) = &mut running.recurrent {
             state.prepare(end, running.request, &mut self.cache, clock.now());
         }
-        let (pages, slots) = self.cache.high_water();
-        self.executor.reserve(pages, slots).map_err(|error| Refused::Device(Arc::new(error)))?;
-        Ok(self.check_state(sequence)?)
+        Ok(())
     }
 
     fn check_state(&self, sequence: usize) -> Result<(), StaleState> {
@@ -467,12 +479,12 @@ impl<'a> Scheduler<'a> {
         let snapshots = sequence.recurrent.as_ref().map(|state| SnapshotsStored {
             stored: stored.new_snapshots as u64,
             not_taken: state.not_taken(),
-            dropped: self.cache.dropped_snapshots() - state.dropped_before(),
+            dropped: sequence.dropped_snapshots,
         });
         let body = Body::Stored {
             stored_tokens: (stored.new_blocks * self.cache.block_tokens()) as u64,
             canonical_tokens: self.cache.restorable_prefix(&sequence.submission.prompt) as u64,
-            evicted_blocks: self.cache.evictions() - sequence.evictions_before,
+            evicted_blocks: sequence.evicted_blocks,
             snapshots,
         };
         out.emit(clock.now(), Some(sequence.submission.lane), Some(sequence.request), body);

@@ -82,8 +82,10 @@ pub(super) struct Sequence<'a> {
     pub(super) text: String,
     pub(super) prefill: Nanos,
     pub(super) decode: Nanos,
-    /// Evictions of the cache when this request was admitted.
-    pub(super) evictions_before: u64,
+    /// Blocks evicted to make room for this request.
+    pub(super) evicted_blocks: u64,
+    /// Snapshots dropped to make room for this request, with their blocks or without.
+    pub(super) dropped_snapshots: u64,
     pub(super) submission: Submission,
 }
 

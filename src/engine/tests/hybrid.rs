@@ -395,6 +395,38 @@ fn a_stale_snapshot_is_refused_before_it_is_read() {
     assert_one_stale_read(&events, 2);
 }
 
+#[test]
+fn a_dropped_snapshot_is_counted_once_at_the_request_that_needed_the_room() {
+    let ground = ground(SnapshotPolicy::Every, 32, 2, 20);
+    let ((by_hand, all), events) = ground.run(|scheduler, clock, out| {
+        serve(scheduler, prompt(0, 300), clock, out);
+        let dropped = |scheduler: &mut Scheduler<'_>| scheduler.cache_mut().dropped_snapshots();
+        scheduler.submit(request(prompt(1, 300)), clock, out);
+        scheduler.submit(request(prompt(2, 300)), clock, out);
+        for _ in 0..8 {
+            scheduler.step(clock, out);
+        }
+        let before = dropped(scheduler);
+        scheduler.evict_all(clock);
+        let by_hand = dropped(scheduler) - before;
+        drain(scheduler, clock, out);
+        serve(scheduler, prompt(3, 300), clock, out);
+        (by_hand, dropped(scheduler))
+    });
+    let told: Vec<_> = events
+        .iter()
+        .filter_map(|event| match event.body {
+            Body::Stored { snapshots, .. } => snapshots.map(|s| s.dropped),
+            _ => None,
+        })
+        .collect();
+    assert!(
+        by_hand > 0 && told[0] == 0 && told.iter().filter(|dropped| **dropped > 0).count() >= 2,
+        "{told:?}"
+    );
+    assert_eq!(told.iter().sum::<u64>(), all - by_hand);
+}
+
 fn assert_one_stale_read(events: &[Event], finished: usize) {
     let failed: Vec<_> = events
         .iter()
