@@ -81,13 +81,24 @@ pub struct Removed {
     pub snapshot: Option<SlotRef>,
 }
 
+/// Why a block is no longer held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Eviction {
+    /// It made room for a request.
+    MadeRoom(RequestId),
+    /// The cache was cleared by hand.
+    ByHand,
+    /// Its page or its snapshot, or those of a block before it, held somebody else's state.
+    Stale,
+}
+
 /// A block that is no longer held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Evicted {
     /// When it was evicted.
     pub at: Stamp,
-    /// The request it made room for; `None` when the cache was cleared by hand.
-    pub for_request: Option<RequestId>,
+    /// Why.
+    pub why: Eviction,
     /// Where it came from.
     pub provenance: Provenance,
 }
@@ -217,12 +228,33 @@ impl PrefixIndex {
     pub fn evict(
         &mut self,
         now: Stamp,
-        for_request: Option<RequestId>,
+        why: Eviction,
         evictable: impl Fn(PageRef) -> bool,
     ) -> Option<Removed> {
         let hash = *self.by_use.values().find(|hash| {
             self.entries.get(hash).is_some_and(|entry| entry.children == 0 && evictable(entry.page))
         })?;
+        self.remove(hash, now, why)
+    }
+
+    /// Removes a block and all behind it, which could not be reached any more; deepest first.
+    pub fn remove_from(&mut self, hash: BlockHash, now: Stamp, why: Eviction) -> Vec<Removed> {
+        let mut children: HashMap<BlockHash, Vec<BlockHash>> = HashMap::new();
+        for (child, entry) in &self.entries {
+            if let Some(parent) = entry.parent {
+                children.entry(parent).or_default().push(*child);
+            }
+        }
+        let mut chain = vec![hash];
+        let mut next = 0;
+        while let Some(hash) = chain.get(next) {
+            chain.extend(children.remove(hash).unwrap_or_default());
+            next += 1;
+        }
+        chain.into_iter().rev().filter_map(|hash| self.remove(hash, now, why)).collect()
+    }
+
+    fn remove(&mut self, hash: BlockHash, now: Stamp, why: Eviction) -> Option<Removed> {
         let entry = self.entries.remove(&hash)?;
         self.by_use.remove(&entry.used);
         let snapshot = entry.endpoint.snapshot();
@@ -232,7 +264,7 @@ impl PrefixIndex {
         if let Some(parent) = entry.parent.and_then(|parent| self.entries.get_mut(&parent)) {
             parent.children -= 1;
         }
-        self.remember(hash, Evicted { at: now, for_request, provenance: entry.provenance });
+        self.remember(hash, Evicted { at: now, why, provenance: entry.provenance });
         Some(Removed { page: entry.page, snapshot })
     }
 

@@ -21,7 +21,7 @@ use crate::device::{PageId, SlotId};
 use crate::event::{RequestId, Route, Stamp};
 use budget::Budget;
 use chain::{BlockHash, Identity};
-use index::{Dropped, Endpoint, Evicted, PrefixIndex, Provenance};
+use index::{Dropped, Endpoint, Evicted, Eviction, PrefixIndex, Provenance, Removed};
 use pool::{PageRef, Pool, SlotRef};
 
 /// Running requests hold all the state there may be.
@@ -166,12 +166,12 @@ impl Cache {
         self.budget
     }
 
-    /// Blocks evicted since the start.
+    /// Blocks evicted since the start, whatever for.
     pub fn evictions(&self) -> u64 {
         self.evictions
     }
 
-    /// Snapshots dropped since the start, their blocks staying or not.
+    /// Snapshots dropped since the start, whatever for, their blocks staying or not.
     pub fn dropped_snapshots(&self) -> u64 {
         self.dropped_snapshots
     }
@@ -255,7 +255,7 @@ impl Cache {
             {
                 return Ok(page);
             }
-            if !self.evict_one(Some(request), now) {
+            if !self.evict_one(Eviction::MadeRoom(request), now) {
                 return Err(CacheFull::Pages { limit: self.budget.most_pages(slots) });
             }
         }
@@ -357,21 +357,38 @@ impl Cache {
 
     /// Drops every block that no running request uses. Gives how many.
     pub fn evict_all(&mut self, now: Stamp) -> usize {
-        std::iter::from_fn(|| self.evict_one(None, now).then_some(())).count()
+        std::iter::from_fn(|| self.evict_one(Eviction::ByHand, now).then_some(())).count()
     }
 
-    fn evict_one(&mut self, request: Option<RequestId>, now: Stamp) -> bool {
+    fn evict_one(&mut self, why: Eviction, now: Stamp) -> bool {
         let pool = &self.pages;
-        let Some(removed) = self.index.evict(now, request, |page| pool.holders(page) == 1) else {
-            return false;
+        let removed = self.index.evict(now, why, |page| pool.holders(page) == 1);
+        removed.map(|removed| self.let_go(removed)).is_some()
+    }
+
+    /// Drops the first block of `tokens` whose page or snapshot is somebody else's now, and all blocks behind it, so that
+    /// the next prompt takes what is before them.
+    pub fn discard_stale(&mut self, tokens: &[u32], now: Stamp) {
+        let is_stale = |entry: &index::Entry| {
+            let snapshot = entry.endpoint.snapshot();
+            self.check(entry.page).is_err() || snapshot.is_some_and(|slot| self.check_slot(slot).is_err())
         };
-        self.pages.release(removed.page);
-        if let Some(slot) = removed.snapshot {
+        let hashes = self.hashes(tokens);
+        let mut held = hashes.iter().map_while(|hash| Some((*hash, self.index.get(hash)?)));
+        let Some((first, _)) = held.find(|(_, entry)| is_stale(entry)) else { return };
+        for removed in self.index.remove_from(first, now, Eviction::Stale) {
+            self.let_go(removed);
+        }
+    }
+
+    /// Takes the index's hold off what left it.
+    fn let_go(&mut self, Removed { page, snapshot }: Removed) {
+        self.pages.release(page);
+        if let Some(slot) = snapshot {
             self.slots.release(slot);
             self.dropped_snapshots += 1;
         }
         self.evictions += 1;
-        true
     }
 
     #[cfg(test)]

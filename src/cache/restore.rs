@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::chain::BlockHash;
-use super::index::Endpoint;
+use super::index::{Endpoint, Eviction};
 use super::pool::SlotRef;
 use super::{Cache, Found};
 use crate::event::{
@@ -247,11 +247,13 @@ fn not_held(
         }
     }
     if let Some((index, fact)) = eviction {
-        let wherefore = match fact.for_request {
-            Some(request) => {
-                format!("evicted at {:.1} s to make room for request {}", fact.at.seconds(), request.0)
+        let at = fact.at.seconds();
+        let wherefore = match fact.why {
+            Eviction::MadeRoom(request) => {
+                format!("evicted at {at:.1} s to make room for request {}", request.0)
             }
-            None => format!("cleared by hand at {:.1} s", fact.at.seconds()),
+            Eviction::ByHand => format!("cleared by hand at {at:.1} s"),
+            Eviction::Stale => format!("dropped at {at:.1} s because somebody else's state stood there"),
         };
         let detail =
             format!("block {index}, written by request {}, {wherefore}", fact.provenance.written_by.0);

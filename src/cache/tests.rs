@@ -143,7 +143,10 @@ fn an_evicted_block_is_remembered_with_who_wrote_it_and_for_whom() {
     serve(&mut cache, &[7; 8], 2).unwrap();
     let hashes = cache.hashes(&old);
     let evicted = cache.evicted(&hashes[1]).unwrap();
-    assert_eq!((evicted.provenance.written_by, evicted.for_request), (RequestId(1), Some(RequestId(2))));
+    assert_eq!(
+        (evicted.provenance.written_by, evicted.why),
+        (RequestId(1), index::Eviction::MadeRoom(RequestId(2)))
+    );
 }
 
 /// A cache of a hybrid with one running sequence and room for at least `pages` pages beside `snapshots` snapshots.

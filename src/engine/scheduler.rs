@@ -427,12 +427,14 @@ impl<'a> Scheduler<'a> {
         out: &mut Emitter,
     ) -> Ended {
         let (lane, request, text) = (sequence.submission.lane, sequence.request, sequence.text.clone());
-        self.release(sequence);
         if matches!(refused, Refused::Stale(_)) {
             self.stale_reads += 1;
+            // Whoever comes next must not find the same again.
+            self.cache.discard_stale(&sequence.tokens, clock.now());
             let count = self.stale_reads;
             out.emit(clock.now(), Some(lane), Some(request), Body::StalePage { count });
         }
+        self.release(sequence);
         let message = refused.to_string();
         out.emit(clock.now(), Some(lane), Some(request), Body::Failed { message });
         self.report_memory(lane, request, clock, out);

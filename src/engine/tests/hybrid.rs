@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::cache::restore::Predecessor;
 use crate::event::{Residency, Restore, SlotMemory};
 
 /// Tokens a block holds here: many boundaries in short prompts.
@@ -393,6 +394,60 @@ fn a_stale_snapshot_is_refused_before_it_is_read() {
         serve(scheduler, prompt(1, 100), clock, out);
     });
     assert_one_stale_read(&events, 2);
+}
+
+/// A stale entry fails the request that finds it and no other.
+#[test]
+fn a_stale_entry_leaves_the_index_with_all_behind_it() {
+    type Corrupt = fn(&mut Cache, &[u32]);
+    // The snapshot at 160; the page before it, whose own end nobody restores from.
+    let slot: Corrupt = |cache, tokens| {
+        let slot = cache.find(tokens).endpoints[9].snapshot().unwrap();
+        cache.corrupt_slot_generation(slot);
+    };
+    let page: Corrupt = |cache, tokens| {
+        let page = cache.find(tokens).pages[9];
+        cache.corrupt_generation(page);
+    };
+    let ground = ground(SnapshotPolicy::Every, 32, 2, 60);
+    for (corrupt, restored_before) in [(slot, 160), (page, 192)] {
+        // The first restores from 160, where only the snapshot it starts from and pages are read.
+        let first = prompt(0, 200);
+        let cut = if restored_before == 160 { 170 } else { 200 };
+        let ((dropped, left), events) = ground.run(|scheduler, clock, out| {
+            serve(scheduler, first.clone(), clock, out);
+            corrupt(scheduler.cache_mut(), &first);
+            let before = scheduler.cache_mut().cached_blocks();
+            serve(scheduler, first[..cut].to_vec(), clock, out);
+            let dropped = before - scheduler.cache_mut().cached_blocks();
+            let left = scheduler.cache_mut().find(&first).pages.len();
+            let predecessor =
+                Predecessor { request: RequestId(1), tokens: first.clone(), prompt_tokens: 200 };
+            let after = Submission { predecessor: Some(Arc::new(predecessor)), ..request(first.clone()) };
+            scheduler.submit(after, clock, out);
+            drain(scheduler, clock, out);
+            serve(scheduler, first.clone(), clock, out);
+            scheduler.evict_all(clock);
+            assert_eq!(scheduler.cache_mut().cached_blocks(), 0);
+            (dropped, left)
+        });
+        // 223 tokens were stored.
+        assert_eq!((dropped, left), (13 - 9, 9));
+        let checkpoints: Vec<_> = restores(&events).iter().map(|r| r.checkpoint_tokens).collect();
+        assert_eq!(checkpoints, [0, restored_before, 144, 192]);
+        let told = &restores(&events)[2].losses;
+        assert!(
+            told.iter().any(|loss| loss.cause == Cause::Evicted && loss.detail.contains("somebody else's")),
+            "{told:?}"
+        );
+        let failed = events.iter().filter(|e| matches!(e.body, Body::Failed { .. })).count();
+        assert!(failed == 1 && events.iter().any(|event| event.body == Body::StalePage { count: 1 }));
+        let replies = replies(&events);
+        assert!(
+            replies[&RequestId(1)] == replies[&RequestId(3)]
+                && replies[&RequestId(1)] == replies[&RequestId(4)]
+        );
+    }
 }
 
 #[test]
