@@ -268,6 +268,21 @@ impl PrefixIndex {
         Some(Removed { page: entry.page, snapshot })
     }
 
+    /// Every held block by the tokens up to its end.
+    #[cfg(test)]
+    pub(crate) fn chains(&self) -> Vec<(Vec<u32>, &Entry)> {
+        let tokens = |entry: &Entry| {
+            let mut blocks = vec![&entry.tokens];
+            let mut parent = entry.parent;
+            while let Some(entry) = parent.map(|parent| &self.entries[&parent]) {
+                blocks.push(&entry.tokens);
+                parent = entry.parent;
+            }
+            blocks.iter().rev().flat_map(|block| block.iter().copied()).collect()
+        };
+        self.entries.values().map(|entry| (tokens(entry), entry)).collect()
+    }
+
     fn remember(&mut self, hash: BlockHash, evicted: Evicted) {
         if self.eviction_order.len() == REMEMBERED_EVICTIONS
             && let Some(oldest) = self.eviction_order.pop_front()

@@ -391,6 +391,13 @@ impl Cache {
         self.evictions += 1;
     }
 
+    /// Every held block: the tokens up to its end, its page, its snapshot.
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> Vec<(Vec<u32>, PageRef, Option<SlotRef>)> {
+        let chains = self.index.chains();
+        chains.into_iter().map(|(tokens, entry)| (tokens, entry.page, entry.endpoint.snapshot())).collect()
+    }
+
     #[cfg(test)]
     pub(crate) fn corrupt_generation(&mut self, page: PageRef) {
         self.pages.bump_generation(page);

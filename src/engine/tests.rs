@@ -1,6 +1,7 @@
 //! The engine on the `sim` device: the whole life of requests, without weights.
 
 mod hybrid;
+mod resident;
 
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -361,7 +362,14 @@ impl Ground {
         let mut config = config();
         config.cache.block_tokens = self.block_tokens;
         config.sim.snapshot_bytes = self.budget.slot_bytes as usize;
-        let Loaded { executor, text } = loaded(&config);
+        self.run_on(loaded(&config), work)
+    }
+
+    fn run_on<T>(
+        &self,
+        Loaded { executor, text }: Loaded,
+        work: impl FnOnce(&mut Scheduler<'_>, &mut Clock, &mut Emitter) -> T,
+    ) -> (T, Vec<Event>) {
         let cache = Cache::new(&cache_identity(executor.facts(), &text), self.block_tokens, self.budget);
         let mut clock = Clock::start(ClockKind::Virtual, true);
         let (sender, events) = channel();

@@ -12,27 +12,35 @@ const SHORT: usize = 16;
 /// Tokens no prompt here exceeds.
 const LONGEST: usize = 480;
 
-const REPLY: u64 = 20;
+const REPLY: u64 = 24;
 
 /// Ground with room for every running sequence at its longest, and for `snapshots` snapshots or a few more.
 fn ground(policy: SnapshotPolicy, chunk_tokens: usize, max_sequences: usize, snapshots: usize) -> Ground {
-    let needed = max_sequences * (LONGEST + REPLY as usize).div_ceil(SHORT);
+    let scheduling = SchedulerConfig { max_sequences, chunk_tokens };
+    narrow(policy, scheduling, SHORT, LONGEST, snapshots)
+}
+
+/// The same for blocks of `block_tokens` and prompts of `longest` tokens at most.
+pub(super) fn narrow(
+    policy: SnapshotPolicy,
+    scheduling: SchedulerConfig,
+    block_tokens: usize,
+    longest: usize,
+    snapshots: usize,
+) -> Ground {
+    let sequences = scheduling.max_sequences;
+    let needed = sequences * (longest + REPLY as usize).div_ceil(block_tokens);
     // A quarter of what the live slots leave is for snapshots.
     let quarter = needed.div_ceil(3).max(snapshots);
     let slot_bytes = quarter.checked_div(snapshots).unwrap_or(quarter + 1);
     let budget = Budget {
-        limit_bytes: (max_sequences * slot_bytes + 4 * quarter) as u64,
+        limit_bytes: (sequences * slot_bytes + 4 * quarter) as u64,
         page_bytes: 1,
         slot_bytes: slot_bytes as u64,
-        sequences: max_sequences,
+        sequences,
         context_pages: usize::MAX,
     };
-    Ground {
-        scheduling: SchedulerConfig { max_sequences, chunk_tokens },
-        policy,
-        block_tokens: SHORT,
-        budget,
-    }
+    Ground { scheduling, policy, block_tokens, budget }
 }
 
 fn prompt(seed: usize, length: usize) -> Vec<u32> {
@@ -49,7 +57,7 @@ fn serve(scheduler: &mut Scheduler<'_>, tokens: Vec<u32>, clock: &mut Clock, out
     id
 }
 
-fn restores(events: &[Event]) -> Vec<&Restore> {
+pub(super) fn restores(events: &[Event]) -> Vec<&Restore> {
     events
         .iter()
         .filter_map(|event| match &event.body {
@@ -60,7 +68,7 @@ fn restores(events: &[Event]) -> Vec<&Restore> {
 }
 
 /// What a request said, by number.
-fn replies(events: &[Event]) -> BTreeMap<RequestId, Vec<u32>> {
+pub(super) fn replies(events: &[Event]) -> BTreeMap<RequestId, Vec<u32>> {
     let mut replies: BTreeMap<RequestId, Vec<u32>> = BTreeMap::new();
     for event in events {
         if let Body::Token { token, .. } = event.body {
@@ -82,12 +90,12 @@ enum Change {
 }
 
 #[derive(Debug, Clone)]
-struct Step {
+pub(super) struct Step {
     lane: prop::sample::Index,
     change: Change,
     tokens: usize,
     /// Scheduler steps after which the request is cancelled.
-    cancel: Option<usize>,
+    pub(super) cancel: Option<usize>,
     /// Runs together with the request before it.
     together: bool,
     evict_first: bool,
@@ -101,12 +109,13 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-fn step() -> impl Strategy<Value = Step> {
+/// A step that adds at most `most` tokens.
+pub(super) fn step(most: usize) -> impl Strategy<Value = Step> {
     let cancel = prop_oneof![5 => Just(None), 1 => (0_usize..30).prop_map(Some)];
     (
         any::<prop::sample::Index>(),
         change(),
-        1_usize..120,
+        1..=most,
         cancel,
         prop::bool::weighted(0.3),
         prop::bool::weighted(0.05),
@@ -129,7 +138,7 @@ struct History {
 }
 
 impl History {
-    fn next(&self, seed: usize, step: &Step) -> Vec<u32> {
+    fn next(&self, seed: usize, step: &Step, longest: usize) -> Vec<u32> {
         let fresh = prompt(seed, step.tokens);
         let mut tokens = self.prompt.clone();
         match step.change {
@@ -140,14 +149,37 @@ impl History {
             Change::Again => {}
         }
         tokens.extend(fresh);
-        tokens.truncate(LONGEST);
+        tokens.truncate(longest);
         tokens
     }
 }
 
-/// Runs the steps, checks after each group that nothing leaks, and gives the events.
+/// Runs the steps on `sim`.
 fn play(ground: &Ground, steps: &[Step], use_cache: bool) -> Vec<Event> {
-    let ((), events) = ground.run(|scheduler, clock, out| {
+    let script = Script { steps, use_cache, vocab: 5_000, longest: LONGEST };
+    ground.run(|scheduler, clock, out| script.play(ground, scheduler, clock, out)).1
+}
+
+/// Steps to run.
+pub(super) struct Script<'a> {
+    pub(super) steps: &'a [Step],
+    pub(super) use_cache: bool,
+    /// Prompts are of ids below it.
+    pub(super) vocab: u32,
+    /// Tokens no prompt exceeds.
+    pub(super) longest: usize,
+}
+
+impl Script<'_> {
+    /// Runs the steps and checks after each group that nothing leaks.
+    pub(super) fn play(
+        &self,
+        ground: &Ground,
+        scheduler: &mut Scheduler<'_>,
+        clock: &mut Clock,
+        out: &mut Emitter,
+    ) {
+        let Script { steps, use_cache, vocab, longest } = *self;
         let mut histories = vec![History::default()];
         let mut at = 0;
         while at < steps.len() {
@@ -158,7 +190,8 @@ fn play(ground: &Ground, steps: &[Step], use_cache: bool) -> Vec<Event> {
             let mut lanes = BTreeMap::new();
             for (n, step) in steps.iter().enumerate().skip(at).take(together) {
                 let mut lane = step.lane.index(histories.len());
-                let tokens = histories[lane].next(n, step);
+                let mut tokens = histories[lane].next(n, step, longest);
+                tokens.iter_mut().for_each(|token| *token %= vocab);
                 if matches!(step.change, Change::Edit { fork: true, .. }) {
                     histories.push(histories[lane].clone());
                     lane = histories.len() - 1;
@@ -192,8 +225,7 @@ fn play(ground: &Ground, steps: &[Step], use_cache: bool) -> Vec<Event> {
             assert!(ground.budget.allows(pages, slots), "{pages} pages and {slots} slots");
             at += together;
         }
-    });
-    events
+    }
 }
 
 fn policy() -> impl Strategy<Value = SnapshotPolicy> {
@@ -207,7 +239,7 @@ proptest! {
     /// a cache, every figure adds up, and no state is ever read that does not stand where it should (the device would refuse).
     #[test]
     fn a_hybrid_says_the_same_with_and_without_a_cache(
-        steps in prop::collection::vec(step(), 1..14),
+        steps in prop::collection::vec(step(120), 1..14),
         policy in policy(),
         chunk_tokens in 1_usize..120,
         max_sequences in 1_usize..4,

@@ -1,0 +1,167 @@
+//! The engine on real hybrids of random weights, on the `cpu` device: what it replies, and what it keeps, is what computing
+//! everything anew gives.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+
+use super::hybrid::{Script, Step, narrow, replies, restores, step};
+use super::*;
+use crate::cache::pool::{PageRef, SlotRef};
+use crate::config::DeviceKind;
+use crate::device::{Executor, LogitRows, PageId, SlotId, Span, StateFlow};
+use crate::model;
+
+/// Tokens no prompt here exceeds.
+const LONGEST: usize = 1_200;
+
+fn fixture(name: &str) -> Loaded {
+    let mut config = Config::default();
+    config.model.device = DeviceKind::Cpu;
+    config.model.path = Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name));
+    config.model.threads = 2;
+    config.cache.block_tokens = BLOCK;
+    model::load(&config).unwrap()
+}
+
+/// A block the cache holds: the tokens up to its end, the digest of its page and, where it has one, of its snapshot.
+type HeldState = (Vec<u32>, [u8; 32], Option<[u8; 32]>);
+
+fn held_state(scheduler: &mut Scheduler<'_>) -> Vec<HeldState> {
+    let held = scheduler.cache_mut().held();
+    let executor = scheduler.executor();
+    let digests = |(tokens, page, snapshot): (Vec<u32>, PageRef, Option<SlotRef>)| {
+        let snapshot = snapshot.map(|slot| executor.slot_digest(slot.id()));
+        (tokens, executor.page_digest(page.id(), BLOCK), snapshot)
+    };
+    held.into_iter().map(digests).collect()
+}
+
+/// The digests of page and recurrent state at every block's end of `tokens`, computed from nothing block by block.
+fn recomputed(executor: &mut dyn Executor, tokens: &[u32]) -> Vec<([u8; 32], [u8; 32])> {
+    let blocks = tokens.len() / BLOCK;
+    let pages: Vec<PageId> = (0..blocks as u32).map(PageId).collect();
+    let slot = SlotId(0);
+    executor.reserve(blocks, 1).unwrap();
+    let mut digests = Vec::new();
+    for (index, block) in tokens.chunks_exact(BLOCK).enumerate() {
+        let from = (index > 0).then_some(slot);
+        let state = Some(StateFlow { from, to: slot, revocable: false });
+        let span =
+            Span { pages: &pages, start: index * BLOCK, tokens: block, state, logits: LogitRows::None };
+        executor.forward(&[span]).unwrap();
+        digests.push((executor.page_digest(pages[index], BLOCK), executor.slot_digest(slot)));
+    }
+    digests
+}
+
+fn assert_recomputes(executor: &mut dyn Executor, held: &[HeldState]) {
+    let by_tokens: BTreeMap<&[u32], _> = held.iter().map(|(t, page, slot)| (&t[..], (page, slot))).collect();
+    // A chain is part of another where its successor in order goes on from it.
+    let mut chains = by_tokens.keys().copied().peekable();
+    while let Some(chain) = chains.next() {
+        if chains.peek().is_some_and(|next| next.starts_with(chain)) {
+            continue;
+        }
+        for (index, (page, slot)) in recomputed(executor, chain).iter().enumerate() {
+            let (held_page, held_slot) = by_tokens[&chain[..(index + 1) * BLOCK]];
+            assert!(held_page == page, "the page of block {index} of {} tokens", chain.len());
+            assert!(
+                held_slot.is_none_or(|held| held == *slot),
+                "the snapshot of block {index} of {} tokens",
+                chain.len()
+            );
+        }
+    }
+}
+
+/// What the runs of a test came by: without any of it they would prove nothing.
+#[derive(Debug, Default)]
+struct Seen {
+    restored: usize,
+    without_snapshot: usize,
+    dropped: u64,
+    snapshots: usize,
+    distinct: BTreeSet<u32>,
+}
+
+impl Seen {
+    fn add(&mut self, events: &[Event], held: &[HeldState]) {
+        for restore in restores(events) {
+            self.restored += usize::from(restore.checkpoint_tokens > 0);
+            self.without_snapshot += usize::from(restore.matched_with_state_tokens < restore.matched_tokens);
+        }
+        for event in events {
+            match event.body {
+                Body::Stored { snapshots: Some(snapshots), .. } => self.dropped += snapshots.dropped,
+                Body::Token { token, .. } => {
+                    self.distinct.insert(token);
+                }
+                _ => {}
+            }
+        }
+        self.snapshots += held.iter().filter(|(_, _, snapshot)| snapshot.is_some()).count();
+    }
+}
+
+/// Plays what `steps` says with a cache, several sequences at once, against one at a time in one chunk without.
+fn compare(model: &str, ground: &Ground, steps: &[Step], seen: &mut Seen) {
+    let Loaded { executor, text } = fixture(model);
+    let vocab = executor.facts().vocab as u32;
+    let script = |use_cache| Script { steps, use_cache, vocab, longest: LONGEST };
+    let (held, cached) = ground.run_on(Loaded { executor, text }, |scheduler, clock, out| {
+        script(true).play(ground, scheduler, clock, out);
+        held_state(scheduler)
+    });
+    let alone = self::ground(SnapshotPolicy::None, 10_000, 1, 0);
+    let ((), uncached) = alone.run_on(fixture(model), |scheduler, clock, out| {
+        script(false).play(&alone, scheduler, clock, out);
+    });
+    for events in [&cached, &uncached] {
+        let failed = events.iter().find(|e| matches!(e.body, Body::Failed { .. } | Body::StalePage { .. }));
+        assert_eq!(failed, None);
+    }
+    let (replies, expected) = (replies(&cached), replies(&uncached));
+    for (n, step) in steps.iter().enumerate() {
+        let id = RequestId(n as u64 + 1);
+        match step.cancel {
+            None => assert_eq!(replies[&id], expected[&id], "request {} on {ground:?}", id.0),
+            // What was said before it was cancelled, sooner in one run than in the other.
+            Some(_) => {
+                let said = replies.get(&id).into_iter().flatten();
+                assert!(said.zip(expected.get(&id).into_iter().flatten()).all(|(a, b)| a == b));
+            }
+        }
+    }
+    assert_recomputes(&mut *fixture(model).executor, &held);
+    seen.add(&cached, &held);
+}
+
+fn ground(policy: SnapshotPolicy, chunk_tokens: usize, max_sequences: usize, snapshots: usize) -> Ground {
+    narrow(policy, SchedulerConfig { max_sequences, chunk_tokens }, BLOCK, LONGEST, snapshots)
+}
+
+fn compare_all(model: &str) {
+    let mut random = TestRunner::deterministic();
+    let mut seen = Seen::default();
+    for policy in [SnapshotPolicy::Every, SnapshotPolicy::Last, SnapshotPolicy::None] {
+        for (chunk_tokens, max_sequences, snapshots) in [(7, 3, 3), (64, 2, 30), (150, 3, 8), (500, 2, 1)] {
+            let steps = prop::collection::vec(step(300), 10).new_tree(&mut random).unwrap().current();
+            compare(model, &ground(policy, chunk_tokens, max_sequences, snapshots), &steps, &mut seen);
+        }
+    }
+    assert!(seen.restored > 20 && seen.without_snapshot > 20 && seen.dropped > 20, "{seen:?}");
+    assert!(seen.snapshots > 20 && seen.distinct.len() > 50, "{seen:?}");
+}
+
+#[test]
+fn a_dense_hybrid_replies_and_keeps_what_computing_anew_gives() {
+    compare_all("parity-odd-hybrid");
+}
+
+#[test]
+fn a_hybrid_of_experts_replies_and_keeps_what_computing_anew_gives() {
+    compare_all("parity-odd-moe");
+}
