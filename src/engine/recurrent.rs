@@ -1,7 +1,7 @@
 //! The recurrent state of a running sequence: the slot it lives in, the snapshot it started from, those it captured.
 //!
 //! State moves by being written elsewhere. A span that ends at a boundary to be captured writes a fresh slot, which is
-//! from then on a snapshot; the next span reads that slot and writes the live one. Nothing is ever copied.
+//! from then on a snapshot; the next span reads that slot and writes the live one. No pass of its own is needed for it.
 
 use crate::cache::boundary::Boundaries;
 use crate::cache::chain::BlockHash;
