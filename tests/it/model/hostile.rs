@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use escarp::config::{Config, Precision};
+use escarp::config::Precision;
 use escarp::model::text::TextCodec;
 use escarp::model::{Gguf, ModelError, inspect, load};
 use proptest::prelude::*;
@@ -224,7 +224,7 @@ fn what_would_compute_something_else_is_refused() {
         (b"\"rope_theta\": 10000.0", b"\"rope_scaling\": {\"type\": \"linear\"}", "`rope_scaling`"),
         (b"\"num_key_value_heads\": 2", b"\"num_key_value_heads\": 3", "3 key/value heads"),
         (b"\"head_dim\": 32", b"\"head_dim\": 31", "heads of 31"),
-        (b"\"hidden_size\": 128", b"\"hidden_size\": 129", "320x129"),
+        (b"\"hidden_size\": 64", b"\"hidden_size\": 65", "320x65"),
     ] {
         let copy = tempfile::tempdir().unwrap();
         let mut json = std::fs::read(parity_folder().join("config.json")).unwrap();
@@ -251,11 +251,9 @@ fn templates_that_loop_or_do_not_parse_are_errors() {
 }
 
 #[test]
-fn a_missing_or_empty_path_says_what_to_give() {
+fn a_path_that_leads_nowhere_says_what_to_give() {
     let error = try_load(Path::new("/nonexistent/model.gguf")).unwrap_err().to_string();
     assert!(error.contains("cannot be read"), "{error}");
-    let error = load(&Config::default()).map(|_| ()).unwrap_err().to_string();
-    assert!(error.contains("--device sim"), "{error}");
     let folder = tempfile::tempdir().unwrap();
     let error = try_load(folder.path()).unwrap_err().to_string();
     assert!(error.contains("config.json"), "{error}");
