@@ -4,7 +4,7 @@
 
 Bits per byte by kind of text (baselines.py measures the same documents by other means); loss by position up to 32,768; copying
 over 1,000, 4,000 and 16,000 tokens; greedy tool calls; acceptance of the prediction head's and of the draft model's tokens along
-the target's own greedy text.
+the target's own greedy text and along the held-out text.
 """
 
 import argparse
@@ -183,45 +183,50 @@ class Evaluation:
         return counts | {"samples": samples}
 
     def acceptance(self):
-        """Drafted tokens that the target's greedy text confirms, for drafts of three tokens."""
+        """Drafted tokens that a text confirms, for drafts of three: the target's own greedy text, and the held-out text itself."""
         result = {}
         for kind in KINDS:
-            hits = {"prediction head": [], "draft model": []}
-            cycles = {"prediction head": [], "draft model": []}
+            rows = {}
             texts = [t for t in self.texts[kind] if len(t) > 3000]
             for text in self.random.sample(texts, min(10, len(texts))):
                 ids = self.ids(text)
-                start = self.random.randrange(256, max(257, min(len(ids) - 64, 1500)))
+                start = self.random.randrange(256, max(257, min(len(ids) - 96, 1500)))
                 prompt = ids[:start]
-                ids = torch.tensor(prompt + self.greedy_through(prompt, 96))
-                hidden = self.target(ids[None])
-                ahead = self.target.model.embed_tokens(ids[None, 1:])
-                heads = [best(self.target, h[0]) for h in self.target.mtp(hidden[:, :-1], ahead, 3)]
-                drafted = best(self.draft, self.draft(ids[None])[0])
-                last = len(ids) - 1
-                rows = {"prediction head": [], "draft model": []}
-                for i in range(start - 1, last - 3):  # the token at i + 1 is known, those at i + 2 … i + 4 are drafted
-                    rows["prediction head"].append([bool(heads[d][i + d] == ids[i + d + 2]) for d in range(3)])
-                    rows["draft model"].append([bool(drafted[i + d + 1] == ids[i + d + 2]) for d in range(3)])
-                for name, row in rows.items():
-                    hits[name] += row
-                    at = 0
-                    while at < len(row):
-                        accepted = next((d for d in range(3) if not row[at][d]), 3)
-                        cycles[name].append(accepted)
-                        at += accepted + 1
-            result[kind] = {}
-            for name in hits:
-                h = np.array(hits[name])
-                chained = np.cumprod(h, 1).astype(bool)
-                before = [len(h), chained[:, 0].sum(), chained[:, 1].sum()]
-                result[kind][name] = {
-                    "conditional": [round(float(chained[:, d].sum() / max(1, before[d])), 3) for d in range(3)],
-                    "reached": [round(float(chained[:, d].mean()), 3) for d in range(3)],
-                    "accepted per cycle": round(float(np.mean(cycles[name])), 2),
-                    "cycles": len(cycles[name]),
-                }
+                for source, more in (("greedy", self.greedy_through(prompt, 96)), ("held-out", ids[start : start + 96])):
+                    for name, row in self.drafts(torch.tensor(prompt + more), start).items():
+                        rows.setdefault(f"{name}, {source} text", []).append(row)
+            result[kind] = {name: self.summary(group) for name, group in rows.items()}
         return result
+
+    def drafts(self, ids, start):
+        """For each position from `start` on, whether each of three drafted tokens is that of the text."""
+        hidden = self.target(ids[None])
+        ahead = self.target.model.embed_tokens(ids[None, 1:])
+        heads = [best(self.target, h[0]) for h in self.target.mtp(hidden[:, :-1], ahead, 3)]
+        drafted = best(self.draft, self.draft(ids[None])[0])
+        places = range(start - 1, len(ids) - 4)  # the token at i + 1 is known, those at i + 2 … i + 4 are drafted
+        return {
+            "prediction head": [[bool(heads[d][i + d] == ids[i + d + 2]) for d in range(3)] for i in places],
+            "draft model": [[bool(drafted[i + d + 1] == ids[i + d + 2]) for d in range(3)] for i in places],
+        }
+
+    @staticmethod
+    def summary(rows):
+        cycles = []
+        for row in rows:
+            at = 0
+            while at < len(row):
+                accepted = next((d for d in range(3) if not row[at][d]), 3)
+                cycles.append(accepted)
+                at += accepted + 1
+        chained = np.cumprod(np.concatenate([np.array(row) for row in rows]), 1).astype(bool)
+        before = [len(chained), chained[:, 0].sum(), chained[:, 1].sum()]
+        return {
+            "conditional": [round(float(chained[:, d].sum() / max(1, before[d])), 3) for d in range(3)],
+            "reached": [round(float(chained[:, d].mean()), 3) for d in range(3)],
+            "accepted per cycle": round(float(np.mean(cycles)), 2),
+            "cycles": len(cycles),
+        }
 
     def greedy_through(self, prompt, number):
         """Exactly `number` greedy tokens; the end of a turn or document does not stop it."""
