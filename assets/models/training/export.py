@@ -119,7 +119,7 @@ def main():
     generation = {"do_sample": False, "eos_token_id": ends, "pad_token_id": end}
     for name, value in [("config", config), ("tokenizer_config", tokenizer_config), ("generation_config", generation)]:
         (args.out / f"{name}.json").write_text(json.dumps(value, indent=1) + "\n")
-    shutil.copy(args.tokenizer, args.out / "tokenizer.json")
+    (args.out / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":")) + "\n")
     shutil.copy(pathlib.Path(__file__).with_name("chat_template.jinja"), args.out / "chat_template.jinja")
     print(args.out, sum(f.stat().st_size for f in args.out.iterdir()), "bytes")
 
