@@ -109,3 +109,31 @@ fn every_checkpoint_picks_mlx_s_token_in_int8() {
         assert!(share >= 0.97, "{name}: the same token at {share:.3} of positions");
     }
 }
+
+/// The greatest logits that the network the bundled models were trained as gives for the start of a session that was held out of
+/// training, on the weights as exported.
+#[test]
+fn the_bundled_pair_is_the_network_that_was_trained() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/fixtures/bundled-logits.json");
+    let reference: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    for name in escarp::model::bundled() {
+        let reference = &reference[name];
+        let tokens = super::ids(&reference["tokens"]);
+        let deviation = reference["deviation"].as_f64().unwrap();
+        let rows = reference["rows"].as_array().unwrap();
+        assert!(rows.len() > 20);
+        for (precision, bound) in [(Precision::F32, 1e-4), (Precision::Int8, 2e-2)] {
+            let mut loaded = load(&config(Path::new(name), precision)).unwrap();
+            let vocab = loaded.executor.facts().vocab;
+            let got = logits(&mut *loaded.executor, &tokens, &[40, 1]);
+            for row in rows {
+                let at = row["at"].as_u64().unwrap() as usize * vocab;
+                for pair in row["logits"].as_array().unwrap() {
+                    let id = pair[0].as_u64().unwrap() as usize;
+                    let difference = (f64::from(got[at + id]) - pair[1].as_f64().unwrap()).abs() / deviation;
+                    assert!(difference < bound, "{name} {precision:?}: {difference} deviations at {row}");
+                }
+            }
+        }
+    }
+}
