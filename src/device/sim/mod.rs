@@ -6,7 +6,7 @@
 //! that lets that time pass. So the scheduler, the cache and the interface run without weights, and repeat exactly.
 //!
 //! With `sim.snapshot_bytes` above zero the pseudo-model is a hybrid: the running state is read from a slot and written to
-//! a slot ([`slots`]), and pages only have to agree with it.
+//! a slot (`slots`), and pages only have to agree with it.
 
 mod slots;
 
