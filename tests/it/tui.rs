@@ -477,7 +477,7 @@ fn a_followed_transcript_stays_at_the_end_and_a_scrolled_one_stays_put() {
     assert!(bench.text(80, 24).contains("a fresh word"));
 }
 
-/// Six turns of `tools-change` on SmolLM2, as `escarp tui --record` wrote them.
+/// Six turns of `tools-change` on the bundled model, as `escarp tui --record` wrote them.
 fn recorded_run() -> Vec<Event> {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/fixtures/tools-change.jsonl");
     escarp::event::record::read(&path).unwrap()
