@@ -1,6 +1,7 @@
 //! The decoder stack of every architecture, written once against the operations of a device.
 
 use std::collections::HashSet;
+use std::ops::Range;
 
 use crate::device::ops::{DeltaShape, DeltaSource, Device, ExpertShape, ExpertSource, Rows};
 use crate::device::weights::WeightSource;
@@ -312,7 +313,7 @@ impl<D: Device> Decoder<D> {
             .flat_map(|span| (span.start..span.start + span.tokens.len()).map(|position| position as u32))
             .collect();
         let rows = Rows { spans, positions: &positions };
-        let wanted = wanted_rows(spans);
+        let wanted = wanted_rows(rows);
         let eps = self.shape.norm_eps;
         let mut x = device.embed(&self.table, &tokens);
         for (n, layer) in self.layers.iter().enumerate() {
@@ -388,17 +389,11 @@ impl<D: Device> Mlp<D> {
 }
 
 /// The rows of the batch whose logits are asked for.
-fn wanted_rows(spans: &[Span<'_>]) -> Vec<usize> {
-    let mut wanted = Vec::new();
-    let mut start = 0;
-    for span in spans {
-        let end = start + span.tokens.len();
-        match span.logits {
-            LogitRows::None => {}
-            LogitRows::Last => wanted.extend((start..end).last()),
-            LogitRows::All => wanted.extend(start..end),
-        }
-        start = end;
-    }
-    wanted
+fn wanted_rows(rows: Rows<'_>) -> Vec<usize> {
+    let wanted = |(range, span): (Range<usize>, &Span<'_>)| match span.logits {
+        LogitRows::None => range.end..range.end,
+        LogitRows::Last => range.end - 1..range.end,
+        LogitRows::All => range,
+    };
+    rows.ranges().into_iter().zip(rows.spans).flat_map(wanted).collect()
 }

@@ -122,6 +122,12 @@ impl Source {
         if file::is_folder(path) {
             return Folder::open(path).map(|folder| Source::Folder(Box::new(folder)));
         }
+        if !file::exists(path) {
+            let names: Vec<&str> = bundled().collect();
+            let remedy =
+                format!("give a GGUF file, a model folder, or a bundled model: {}", names.join(", "));
+            return Err(ModelError::file(path, "cannot be read: there is no such file or folder", remedy));
+        }
         let gguf = Gguf::open(path)?;
         let architecture = gguf.text("general.architecture")?.unwrap_or_default();
         check_architecture(path, architecture)?;

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::by_rows;
-use super::elementwise::{load_some, norm_factor, silu_times, store_some};
+use super::elementwise::{load_some, norm_factor, silu_times, squares, store_some};
 use super::isa::{Isa, LANES};
 use super::kernel::{Kernel, Task};
 use super::memory::{Parts, Scratch};
@@ -310,12 +310,7 @@ fn logistic(x: f64) -> f32 {
 /// Scales a head to a length.
 #[inline(always)]
 fn set_length<I: Isa>(isa: I, head: &mut [f32], length: f32) {
-    let mut squares = isa.splat(0.0);
-    for x in head.chunks(LANES) {
-        let x = load_some(isa, x);
-        squares = isa.fma(x, x, squares);
-    }
-    let factor = isa.splat(1.0 / (isa.sum(squares) + LENGTH_EPS).sqrt() * length);
+    let factor = isa.splat(1.0 / (squares(isa, head) + LENGTH_EPS).sqrt() * length);
     for x in head.chunks_mut(LANES) {
         store_some(isa, isa.mul(load_some(isa, x), factor), x);
     }

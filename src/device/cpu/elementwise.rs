@@ -74,15 +74,21 @@ pub(super) fn store_some<I: Isa>(isa: I, v: I::F, out: &mut [f32]) {
     }
 }
 
-/// One over the root mean square, in all lanes.
+/// Sum of squares, in sixteen lanes.
 #[inline(always)]
-pub(super) fn norm_factor<I: Isa>(isa: I, x: &[f32], eps: f32) -> I::F {
+pub(super) fn squares<I: Isa>(isa: I, x: &[f32]) -> f32 {
     let mut squares = isa.splat(0.0);
     for x in x.chunks(LANES) {
         let x = load_some(isa, x);
         squares = isa.fma(x, x, squares);
     }
-    let mean = isa.sum(squares) / x.len() as f32;
+    isa.sum(squares)
+}
+
+/// One over the root mean square, in all lanes.
+#[inline(always)]
+pub(super) fn norm_factor<I: Isa>(isa: I, x: &[f32], eps: f32) -> I::F {
+    let mean = squares(isa, x) / x.len() as f32;
     isa.splat(1.0 / (mean + eps).sqrt())
 }
 

@@ -164,6 +164,8 @@ fn on_event(model: &mut Model, event: &Event) {
             show_lane(model, event.lane.unwrap_or_default());
             model.toast(format!("lane {} opened; `[` and `]` switch", model.ui.lane.label()));
         }
+        // What was said of a model that was still loading is true no more.
+        Body::RunStarted(_) => model.ui.toast = None,
         Body::EngineFailed { message } => model.warn(format!("engine failed: {message}")),
         _ => {}
     }

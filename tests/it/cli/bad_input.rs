@@ -75,7 +75,7 @@ fn string_entry(key: &str, value: &str) -> Vec<u8> {
 #[test]
 fn a_model_that_is_not_there() {
     let scene = Scene::new();
-    scene.refuses(&replay(&["--model", "none.gguf"]), &["none.gguf"]);
+    scene.refuses(&replay(&["--model", "none.gguf"]), &["none.gguf", "no such file", "scarp, talus"]);
 }
 
 #[test]

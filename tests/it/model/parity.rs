@@ -122,18 +122,21 @@ fn the_bundled_pair_is_the_network_that_was_trained() {
         let deviation = reference["deviation"].as_f64().unwrap();
         let rows = reference["rows"].as_array().unwrap();
         assert!(rows.len() > 20);
-        for (precision, bound) in [(Precision::F32, 1e-4), (Precision::Int8, 2e-2)] {
+        for (precision, bound) in [(Precision::F32, 5e-5), (Precision::Int8, 5e-3)] {
             let mut loaded = load(&config(Path::new(name), precision)).unwrap();
             let vocab = loaded.executor.facts().vocab;
             let got = logits(&mut *loaded.executor, &tokens, &[40, 1]);
+            let mut worst = 0f64;
             for row in rows {
                 let at = row["at"].as_u64().unwrap() as usize * vocab;
                 for pair in row["logits"].as_array().unwrap() {
                     let id = pair[0].as_u64().unwrap() as usize;
                     let difference = (f64::from(got[at + id]) - pair[1].as_f64().unwrap()).abs() / deviation;
                     assert!(difference < bound, "{name} {precision:?}: {difference} deviations at {row}");
+                    worst = worst.max(difference);
                 }
             }
+            println!("{name} {precision:?}: {worst:.2e} deviations");
         }
     }
 }

@@ -240,3 +240,12 @@ fn a_recording_shows_what_the_live_run_showed() {
         assert_eq!(body(&mut live), body(&mut recorded));
     }
 }
+
+#[test]
+fn a_key_pressed_before_the_model_is_there_is_told_so_until_it_is() {
+    let mut bench = Bench::live(Vec::new());
+    bench.press('r');
+    assert!(bench.text(80, 24).contains("still loading"));
+    bench.feed(Run::new().peek().to_vec());
+    assert!(!bench.text(80, 24).contains("still loading"));
+}
