@@ -128,6 +128,19 @@ pub struct Forward {
     pub compute: Nanos,
 }
 
+/// Memory a device holds, bytes, as its allocator counts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// In use: weights, state, and what a forward works with.
+    pub active: u64,
+    /// The most that was ever in use.
+    pub peak: u64,
+    /// Freed and kept for the next allocation; `None` where the allocator keeps nothing.
+    pub cached: Option<u64>,
+    /// What `active` is kept below; `None` where nothing keeps it.
+    pub limit: Option<u64>,
+}
+
 /// A model resident on a device.
 pub trait Executor: Send {
     /// What it is.
@@ -143,6 +156,18 @@ pub trait Executor: Send {
     /// [`slots::MAX_REVOCABLE`] tokens. May be repeated until the next forward. Pages need no such thing: positions are
     /// overwritten.
     fn rewind(&mut self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError>;
+
+    /// How many of the next `tokens` tokens of a sequence that stands at `position` a forward can take with the memory there is now: from 1
+    /// to `tokens`. A forward of more may fail with [`DeviceError::OutOfMemory`]; so may one of a single token.
+    fn admits(&self, position: usize, tokens: usize) -> usize {
+        let _ = position;
+        tokens
+    }
+
+    /// Memory held now; `None` where nobody counts it.
+    fn memory(&self) -> Option<MemoryUse> {
+        None
+    }
 
     /// Time it takes to attach `tokens` restored tokens, beyond what the engine itself measures. Zero except on `sim`.
     fn restore_cost(&self, tokens: usize) -> Nanos {

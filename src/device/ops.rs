@@ -5,7 +5,7 @@
 //! memory, or build a graph and evaluate it at [`Device::logits`].
 
 use super::weights::WeightSource;
-use super::{DeviceError, Identity, PageId, SlotId, Span, StateFlow};
+use super::{DeviceError, Identity, MemoryUse, PageId, SlotId, Span, StateFlow};
 
 /// The rows of a batch.
 #[derive(Debug, Clone, Copy)]
@@ -210,6 +210,10 @@ pub trait Device: Send {
     fn precision(&self) -> &'static str;
     /// What it promises about routes.
     fn identity(&self) -> Identity;
+    /// Memory held now; `None` where nobody counts it.
+    fn memory(&self) -> Option<MemoryUse> {
+        None
+    }
 
     /// Takes linear layers of equal `cols`, stacked by rows.
     fn load_linear(&mut self, stacked: &[WeightSource<'_>]) -> Result<Self::Linear, DeviceError>;
@@ -313,5 +317,5 @@ pub trait Device: Send {
     /// Logits against an output layer, `[rows, vocab]`, evaluated.
     fn logits(&mut self, x: &Self::Hidden, output: &Self::Linear) -> Result<Vec<f32>, DeviceError>;
     /// Evaluates whatever is pending, so that a timer measures what it names.
-    fn evaluate(&mut self, kv: &mut Self::Kv) -> Result<(), DeviceError>;
+    fn evaluate(&mut self, kv: &mut Self::Kv, states: Option<&mut Self::States>) -> Result<(), DeviceError>;
 }

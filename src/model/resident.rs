@@ -4,7 +4,9 @@ use std::time::Instant;
 
 use crate::device::ops::Device;
 use crate::device::slots::SlotTable;
-use crate::device::{DeviceError, Executor, ExecutorFacts, Forward, PageId, SlotId, Span, StateFlow};
+use crate::device::{
+    DeviceError, Executor, ExecutorFacts, Forward, MemoryUse, PageId, SlotId, Span, StateFlow,
+};
 use crate::event::Nanos;
 
 use super::ModelError;
@@ -114,8 +116,12 @@ where
         }
         self.slots.advance(spans);
         let logits = self.model.forward(&mut self.device, &mut self.state, spans)?;
-        self.device.evaluate(&mut self.state.kv)?;
+        self.device.evaluate(&mut self.state.kv, self.state.states.as_mut())?;
         Ok(Forward { logits, compute: Nanos::from(began.elapsed()) })
+    }
+
+    fn memory(&self) -> Option<MemoryUse> {
+        self.device.memory()
     }
 
     fn page_digest(&self, page: PageId, tokens: usize) -> [u8; 32] {

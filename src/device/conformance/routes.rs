@@ -227,7 +227,7 @@ pub(crate) fn trace<D: Device>(device: &mut D, seed: u64, tokens: usize, route: 
         logits.extend_from_slice(&out[skip * VOCAB..]);
         start += n;
     }
-    device.evaluate(&mut kv).unwrap();
+    device.evaluate(&mut kv, None).unwrap();
     let pages = pages
         .iter()
         .enumerate()

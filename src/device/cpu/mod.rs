@@ -393,7 +393,7 @@ impl Device for Cpu {
         Ok(self.multiplied(x, &output.matrices))
     }
 
-    fn evaluate(&mut self, _kv: &mut Kv) -> Result<(), DeviceError> {
+    fn evaluate(&mut self, _kv: &mut Kv, _states: Option<&mut States>) -> Result<(), DeviceError> {
         Ok(())
     }
 }
