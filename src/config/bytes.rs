@@ -25,6 +25,11 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>, T: TryFrom<u64>>(
     deserializer.deserialize_any(Size(PhantomData))
 }
 
+/// Deserialises a size whose default is absent. TOML has no null, so what is there is a size.
+pub(super) fn deserialize_some<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    deserialize(deserializer).map(Some)
+}
+
 struct Size<T>(PhantomData<T>);
 
 impl<T: TryFrom<u64>> Visitor<'_> for Size<T> {

@@ -1,6 +1,6 @@
 //! Values that have the right type and make no sense.
 
-use super::{Config, DeviceKind, IdleConfig};
+use super::{Config, DeviceKind, IdleConfig, MlxConfig};
 
 /// A value that is refused.
 #[derive(Debug, PartialEq)]
@@ -15,7 +15,7 @@ pub(super) struct Refused {
 
 /// Checks every value by itself, then those that must fit together.
 pub(super) fn check(config: &Config) -> Result<(), Refused> {
-    let Config { model, cache, scheduler, replay, sampling, sim, ui } = config;
+    let Config { model, cache, scheduler, replay, sampling, sim, mlx, ui } = config;
     whole("model.threads", model.threads, 0, 1024)?;
     whole("cache.block_tokens", cache.block_tokens, 64, 8192)?;
     require(
@@ -59,8 +59,20 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
     not_negative("sim.restore_us_per_kilotoken", sim.restore_us_per_kilotoken)?;
     whole("sim.state_bytes_per_token", sim.state_bytes_per_token, 1, 1 << 24)?;
     whole("sim.snapshot_bytes", sim.snapshot_bytes, 0, 1 << 34)?;
+    check_mlx(mlx)?;
     whole("ui.max_fps", ui.max_fps as usize, 1, 60)?;
     check_ram(config)
+}
+
+/// A limit below what any model takes is a missing unit: `memory_limit = 48`.
+fn check_mlx(mlx: &MlxConfig) -> Result<(), Refused> {
+    if let Some(limit) = mlx.memory_limit {
+        require(limit >= 64 << 20, "mlx.memory_limit", limit, "at least 64MiB")?;
+    }
+    if let Some(limit) = mlx.wired_limit {
+        require(limit > 0, "mlx.wired_limit", limit, "above 0")?;
+    }
+    Ok(())
 }
 
 /// The smallest state is one block, and with recurrent layers the state of every sequence. What that takes is known before

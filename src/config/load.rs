@@ -123,17 +123,17 @@ fn default_of(key: &str) -> String {
     }
 }
 
-/// Every key, as `section.key`.
+/// Every key, as `section.key`, in order. JSON has a null, so keys whose default is absent are among them.
 fn known_keys() -> Vec<String> {
-    let mut defaults = Config::default();
-    // A key whose default is absent would not show in the serialised defaults.
-    defaults.model.path = Some("path".into());
-    let sections = Table::try_from(defaults).unwrap_or_default();
-    let keys = |(section, value): (&String, &Value)| {
-        let names = value.as_table().into_iter().flat_map(|t| t.keys());
-        names.map(|name| format!("{section}.{name}")).collect::<Vec<_>>()
-    };
-    sections.iter().flat_map(keys).collect()
+    let sections = serde_json::to_value(Config::default()).unwrap_or_default();
+    let mut keys = Vec::new();
+    for (section, names) in sections.as_object().into_iter().flatten() {
+        for (name, _) in names.as_object().into_iter().flatten() {
+            keys.push(format!("{section}.{name}"));
+        }
+    }
+    keys.sort();
+    keys
 }
 
 fn section_of(key: &str) -> &str {
@@ -320,6 +320,30 @@ mod tests {
             let error = set(&[argument]).unwrap_err().to_string();
             assert!(error.contains("out of range"), "{error}");
         }
+    }
+
+    #[test]
+    fn limits_of_mlx_are_absent_or_sizes() {
+        let none = load(None, &[]).unwrap().mlx;
+        assert_eq!((none.memory_limit, none.cache_limit, none.wired_limit), (None, None, None));
+        let set_all = ["mlx.memory_limit=48GiB", "mlx.cache_limit=0", "mlx.wired_limit=1000000"];
+        let mlx = set(&set_all).unwrap().mlx;
+        assert_eq!(
+            (mlx.memory_limit, mlx.cache_limit, mlx.wired_limit),
+            (Some(48 << 30), Some(0), Some(1_000_000))
+        );
+        for (argument, allowed) in
+            [("mlx.memory_limit=48", "at least 64MiB"), ("mlx.wired_limit=0", "above 0")]
+        {
+            let error = set(&[argument]).unwrap_err().to_string();
+            assert!(
+                error.ends_with(&format!("allowed is {allowed}; leave it out for the default")),
+                "{error}"
+            );
+        }
+        let error = set(&["mlx.memory_limit=much"]).unwrap_err().to_string();
+        assert!(error.contains("\"4GiB\"") && error.ends_with("leave it out for the default"), "{error}");
+        assert!(set(&["mlx.memory_limits=1GiB"]).unwrap_err().remedy.contains("`mlx.memory_limit`"));
     }
 
     #[test]

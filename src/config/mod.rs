@@ -35,6 +35,8 @@ pub struct Config {
     pub sampling: Sampling,
     /// The cost model of the `sim` device.
     pub sim: SimConfig,
+    /// The `mlx` device.
+    pub mlx: MlxConfig,
     /// The interface.
     pub ui: UiConfig,
 }
@@ -244,6 +246,21 @@ impl Default for SimConfig {
             seed: 0,
         }
     }
+}
+
+/// `[mlx]`: memory of the `mlx` device. What is absent is as MLX itself chooses.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MlxConfig {
+    /// What weights, state and the work of a forward may take together, bytes; `"48GiB"` in a file.
+    #[serde(deserialize_with = "bytes::deserialize_some")]
+    pub memory_limit: Option<u64>,
+    /// Freed buffers that are kept for the next allocation, bytes; 0 keeps none.
+    #[serde(deserialize_with = "bytes::deserialize_some")]
+    pub cache_limit: Option<u64>,
+    /// Memory that macOS keeps resident for the GPU, bytes; macOS 15 or later, no effect elsewhere.
+    #[serde(deserialize_with = "bytes::deserialize_some")]
+    pub wired_limit: Option<u64>,
 }
 
 /// Colours.
