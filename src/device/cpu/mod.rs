@@ -45,6 +45,7 @@ use super::ops::{
     StateShape,
 };
 use super::weights::WeightSource;
+use super::weights::read::{plain, plain_of};
 use super::{DeviceError, PageId, SlotId, StateFlow};
 use crate::config::Precision;
 use crate::event::Identity;
@@ -170,7 +171,7 @@ impl Device for Cpu {
     }
 
     fn load_gain(&mut self, source: WeightSource<'_>) -> Result<Gain, DeviceError> {
-        Ok(Gain { values: encoding::plain(&source)? })
+        Ok(Gain { values: plain(&source)? })
     }
 
     fn load_table(&mut self, source: WeightSource<'_>) -> Result<Table, DeviceError> {
@@ -181,10 +182,10 @@ impl Device for Cpu {
         let DeltaSource { convolution, decay_rate, decay_bias, norm } = source;
         Ok(Delta::new(
             shape,
-            &encoding::plain_of(&convolution, shape.channels(), shape.taps)?,
-            &encoding::plain_of(&decay_rate, 1, shape.value_heads)?,
-            &encoding::plain_of(&decay_bias, 1, shape.value_heads)?,
-            encoding::plain_of(&norm, 1, shape.value_dim)?,
+            &plain_of(&convolution, shape.channels(), shape.taps)?,
+            &plain_of(&decay_rate, 1, shape.value_heads)?,
+            &plain_of(&decay_bias, 1, shape.value_heads)?,
+            plain_of(&norm, 1, shape.value_dim)?,
         ))
     }
 

@@ -5,14 +5,13 @@
 
 use half::{bf16, f16};
 
-use super::encoding::{
-    Format, Meaning, Width, checked_format, file_row, integers, nibbles, parameters, read_row, refuse, u16_at,
-};
+use super::encoding::{Format, Meaning, Width, checked_format};
 use super::isa::{GROUP, LANES, u4_place, u8_place};
 use super::memory::{Arena, Parts, Slab};
 use super::pool::Pool;
 use crate::config::Precision;
 use crate::device::DeviceError;
+use crate::device::weights::read::{file_row, integers, nibbles, parameters, read_row, refuse, u16_at};
 use crate::device::weights::{Encoding, Float, WeightSource};
 
 /// Floats in the type the file has them in.

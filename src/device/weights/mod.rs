@@ -1,5 +1,7 @@
 //! Weights as files carry them, before a device takes them.
 
+pub(super) mod read;
+
 /// How a matrix's rows are ordered for rotary embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowOrder {
