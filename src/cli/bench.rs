@@ -18,7 +18,7 @@ use super::options::ModelOptions;
 use super::output::Output;
 use super::progress::Progress;
 use super::{Example, Failure, examples};
-use crate::config::{Config, Override};
+use crate::config::{Config, DeviceKind, Override};
 use crate::device::{DeviceError, Executor, ExecutorFacts, LogitRows};
 use crate::event::Identity;
 use crate::model;
@@ -45,7 +45,7 @@ pub(super) struct Options {
     /// Threads; 0 means one a core [default: 0]
     #[arg(long, value_name = "N")]
     threads: Option<u16>,
-    /// Precision of the linear layers [default: int8]
+    /// Precision of the linear layers [default: int8 on cpu, the file's floats on mlx]
     #[arg(long, value_parser = ["f32", "int8"], value_name = "PRECISION")]
     precision: Option<String>,
     /// Print JSON
@@ -140,7 +140,9 @@ fn measure(options: &Options, config: &Config) -> Result<Report, Failure> {
     let measured = facts.identity != Identity::Simulated;
     let bandwidth = measured.then(|| read_bandwidth(threads));
     let path = config.model.path.as_deref().filter(|_| measured);
-    let weights = path.map(|path| model::weight_bytes_per_token(path, config.model.precision));
+    let on_cpu = config.model.device.kind() == DeviceKind::Cpu;
+    let precision = on_cpu.then(|| config.model.precision.on_cpu());
+    let weights = path.map(|path| model::weight_bytes_per_token(path, precision));
     let weight_bytes = weights.transpose()?.flatten();
     let runs = options.sizes.iter().zip(speeds);
     let runs =

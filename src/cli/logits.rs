@@ -28,7 +28,7 @@ pub(super) struct Options {
     /// The tokens' ids
     #[arg(long, value_name = "IDS", value_delimiter = ',', required = true)]
     tokens: Vec<u32>,
-    /// Precision of the linear layers [default: int8]
+    /// Precision of the linear layers [default: int8 on cpu, the file's floats on mlx]
     #[arg(long, value_parser = ["f32", "int8"], value_name = "PRECISION")]
     precision: Option<String>,
     /// Compute N tokens at a time [default: all at once]

@@ -16,8 +16,8 @@ pub(super) struct ModelOptions {
     /// [default: scarp]
     #[arg(long, value_name = "NAME|PATH", value_hint = ValueHint::AnyPath)]
     model: Option<PathBuf>,
-    /// Where the model runs; `sim` runs a pseudo-model on a cost model [default: cpu]
-    #[arg(long, value_parser = ["cpu", "sim"], value_name = "DEVICE")]
+    /// Where the model runs; `sim` runs a pseudo-model on a cost model [default: mlx on macOS, else cpu]
+    #[arg(long, value_parser = ["cpu", "mlx", "sim"], value_name = "DEVICE")]
     device: Option<String>,
     /// A configuration file (TOML)
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]

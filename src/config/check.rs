@@ -1,6 +1,6 @@
 //! Values that have the right type and make no sense.
 
-use super::{Config, DeviceKind, IdleConfig, MlxConfig};
+use super::{Config, DeviceKind, IdleConfig, MlxConfig, PrecisionSetting};
 
 /// A value that is refused.
 #[derive(Debug, PartialEq)]
@@ -16,6 +16,12 @@ pub(super) struct Refused {
 /// Checks every value by itself, then those that must fit together.
 pub(super) fn check(config: &Config) -> Result<(), Refused> {
     let Config { model, cache, scheduler, replay, sampling, sim, mlx, ui } = config;
+    require(
+        model.device.kind() != DeviceKind::Mlx || model.precision != PrecisionSetting::Int8,
+        "model.precision",
+        "int8",
+        "\"auto\" or \"f32\" on the mlx device, which has no 8-bit activations",
+    )?;
     whole("model.threads", model.threads, 0, 1024)?;
     whole("cache.block_tokens", cache.block_tokens, 64, 8192)?;
     require(
@@ -78,11 +84,11 @@ fn check_mlx(mlx: &MlxConfig) -> Result<(), Refused> {
 /// The smallest state is one block, and with recurrent layers the state of every sequence. What that takes is known before
 /// loading on the sim device only; a model that needs more says so when a request finds no room.
 fn check_ram(config: &Config) -> Result<(), Refused> {
-    let (block, slot) = match config.model.device {
+    let (block, slot) = match config.model.device.kind() {
         DeviceKind::Sim => {
             (config.cache.block_tokens * config.sim.state_bytes_per_token, config.sim.snapshot_bytes)
         }
-        DeviceKind::Cpu => (1 << 20, 0),
+        DeviceKind::Cpu | DeviceKind::Mlx => (1 << 20, 0),
     };
     let (block, slots) = (block as u64, slot as u64 * config.scheduler.max_sequences as u64);
     let mut allowed = format!("at least {}, room for one block", block + slots);

@@ -233,7 +233,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::config::{ClockKind, DeviceKind, IdleConfig, IdleWord};
+    use crate::config::{ClockKind, DeviceSetting, IdleConfig, IdleWord};
     use crate::session::ReplayMode;
 
     fn set(arguments: &[&str]) -> Result<Config, ConfigError> {
@@ -263,7 +263,7 @@ mod tests {
             "sampling.temperature=0.7",
         ])
         .unwrap();
-        assert_eq!(config.model.device, DeviceKind::Sim);
+        assert_eq!(config.model.device, DeviceSetting::Sim);
         assert_eq!(config.model.path.as_deref(), Some(Path::new("models/a b.gguf")));
         assert_eq!(config.cache.block_tokens, 128);
         assert_eq!(config.replay.idle, IdleConfig::Word(IdleWord::Zero));

@@ -48,22 +48,52 @@ pub struct ModelConfig {
     /// A GGUF file, or a folder with `config.json` and `model.safetensors`. Empty on `sim`.
     pub path: Option<PathBuf>,
     /// Precision of the linear layers.
-    pub precision: Precision,
+    pub precision: PrecisionSetting,
     /// Where it runs.
-    pub device: DeviceKind,
+    pub device: DeviceSetting,
     /// Threads; 0 means one a core.
     pub threads: usize,
 }
 
 impl Default for ModelConfig {
     fn default() -> ModelConfig {
-        ModelConfig { path: None, precision: Precision::Int8, device: DeviceKind::Cpu, threads: 0 }
+        ModelConfig { path: None, precision: PrecisionSetting::Auto, device: DeviceSetting::Auto, threads: 0 }
     }
 }
 
-/// Precision of linear layers.
+/// `model.precision`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+pub enum PrecisionSetting {
+    /// What the device is made for: `int8` on `cpu`, the floats of the file on `mlx`.
+    Auto,
+    /// See [`Precision::Int8`].
+    Int8,
+    /// See [`Precision::F32`].
+    F32,
+}
+
+impl PrecisionSetting {
+    /// On the `cpu` device.
+    pub fn on_cpu(self) -> Precision {
+        match self {
+            PrecisionSetting::Auto | PrecisionSetting::Int8 => Precision::Int8,
+            PrecisionSetting::F32 => Precision::F32,
+        }
+    }
+}
+
+impl From<Precision> for PrecisionSetting {
+    fn from(precision: Precision) -> PrecisionSetting {
+        match precision {
+            Precision::Int8 => PrecisionSetting::Int8,
+            Precision::F32 => PrecisionSetting::F32,
+        }
+    }
+}
+
+/// Precision of linear layers on the `cpu` device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precision {
     /// Weights as the file quantises them, activations in i8.
     Int8,
@@ -71,12 +101,39 @@ pub enum Precision {
     F32,
 }
 
-/// A device.
+/// `model.device`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+pub enum DeviceSetting {
+    /// `mlx` on macOS, `cpu` elsewhere.
+    Auto,
+    /// See [`DeviceKind::Cpu`].
+    Cpu,
+    /// See [`DeviceKind::Mlx`].
+    Mlx,
+    /// See [`DeviceKind::Sim`].
+    Sim,
+}
+
+impl DeviceSetting {
+    /// The device meant.
+    pub fn kind(self) -> DeviceKind {
+        match self {
+            DeviceSetting::Auto if cfg!(target_os = "macos") => DeviceKind::Mlx,
+            DeviceSetting::Auto | DeviceSetting::Cpu => DeviceKind::Cpu,
+            DeviceSetting::Mlx => DeviceKind::Mlx,
+            DeviceSetting::Sim => DeviceKind::Sim,
+        }
+    }
+}
+
+/// A device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
     /// Own kernels.
     Cpu,
+    /// Apple's MLX.
+    Mlx,
     /// No arithmetic: a pseudo-model and a cost model.
     Sim,
 }

@@ -8,6 +8,8 @@
 #[cfg(test)]
 pub(crate) mod conformance;
 pub mod cpu;
+#[cfg(any(feature = "mlx", target_os = "macos"))]
+pub mod mlx;
 pub mod ops;
 pub mod sim;
 pub mod slots;

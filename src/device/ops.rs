@@ -135,6 +135,18 @@ pub struct StateShape {
     pub delta: DeltaShape,
 }
 
+impl StateShape {
+    /// Refuses state of nothing, and value heads that do not share key heads evenly.
+    pub fn check(&self) -> Result<(), DeviceError> {
+        let DeltaShape { key_heads, value_heads, key_dim, value_dim, taps } = self.delta;
+        let sizes = [self.layers, key_heads, value_heads, key_dim, value_dim, taps];
+        if sizes.contains(&0) || !value_heads.is_multiple_of(key_heads) {
+            return Err(DeviceError::Contract(format!("recurrent state of {self:?}")));
+        }
+        Ok(())
+    }
+}
+
 /// How tokens go to experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertShape {
@@ -157,6 +169,25 @@ pub struct KvShape {
     pub head_dim: usize,
     /// Tokens a page holds.
     pub page_tokens: usize,
+}
+
+/// Tokens of a page are a multiple of this, so that devices can lay keys out in tiles.
+pub const PAGE_MULTIPLE: usize = 64;
+
+impl KvShape {
+    /// Refuses a store of nothing, and pages that are no multiple of [`PAGE_MULTIPLE`].
+    pub fn check(&self) -> Result<(), DeviceError> {
+        let KvShape { layers, kv_heads, head_dim, page_tokens } = *self;
+        if [layers, kv_heads, head_dim, page_tokens].contains(&0)
+            || !page_tokens.is_multiple_of(PAGE_MULTIPLE)
+        {
+            return Err(DeviceError::Contract(format!(
+                "a key/value store of {layers} layers, {kv_heads} heads of {head_dim} and pages of {page_tokens} tokens; pages must \
+                 be multiples of {PAGE_MULTIPLE}"
+            )));
+        }
+        Ok(())
+    }
 }
 
 /// What a gated delta layer has beside its projections.

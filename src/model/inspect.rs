@@ -249,9 +249,9 @@ impl StateSize {
     }
 }
 
-/// Bytes of the weights in memory that decoding one token reads: of routed experts those the token goes to, and the
+/// Bytes of the weights in memory that decoding one token reads, on the `cpu` device at a precision or on another (`None`): of routed experts those the token goes to, and the
 /// embedding only where it is the output projection too. `None` when an encoding's size is unknown.
-pub fn weight_bytes_per_token(path: &Path, precision: Precision) -> Result<Option<u64>, ModelError> {
+pub fn weight_bytes_per_token(path: &Path, precision: Option<Precision>) -> Result<Option<u64>, ModelError> {
     let source = Source::open(path)?;
     let (shape, checkpoint) = (source.shape()?, source.checkpoint());
     let mut listing = checkpoint.listing();
@@ -263,7 +263,7 @@ fn read_bytes(
     shape: &ModelShape,
     checkpoint: &dyn Checkpoint,
     used: &[TensorListing],
-    precision: Precision,
+    precision: Option<Precision>,
 ) -> Option<u64> {
     let name = |role| checkpoint.name_of(role);
     let is_there = |role| name(role).is_some_and(|name| used.iter().any(|tensor| tensor.name == name));
@@ -318,7 +318,7 @@ fn by_fate(listing: &[TensorListing]) -> Vec<TensorFateSummary> {
 }
 
 fn memory(contexts: &[u64], int8: StateSize, f32: StateSize, used: &[&TensorListing]) -> Vec<MemorySummary> {
-    let weights = |precision| total(used.iter().map(|tensor| resident_bytes(tensor, precision)));
+    let weights = |precision| total(used.iter().map(|tensor| resident_bytes(tensor, Some(precision))));
     let weights = [weights(Precision::Int8), weights(Precision::F32)];
     let at = |tokens: u64| MemorySummary {
         tokens,
@@ -329,16 +329,17 @@ fn memory(contexts: &[u64], int8: StateSize, f32: StateSize, used: &[&TensorList
     contexts.iter().copied().map(at).collect()
 }
 
-/// Bytes of a tensor once the `cpu` device has it: plain numbers stay as they are, packed ones take the width it computes with.
-fn resident_bytes(tensor: &TensorListing, precision: Precision) -> Option<u64> {
+/// Bytes of a tensor once the `cpu` device has it at a precision: plain numbers stay as they are, packed ones take the width it computes
+/// with. Other devices (`None`) keep what the file has.
+fn resident_bytes(tensor: &TensorListing, precision: Option<Precision>) -> Option<u64> {
     let bytes = tensor.bytes?;
     match (tensor.packed_bits, precision) {
-        (None, _) => Some(bytes),
-        (Some(bits), Precision::Int8) => {
+        (None, _) | (_, None) => Some(bytes),
+        (Some(bits), Some(Precision::Int8)) => {
             let wider = (kept_bits(bits) - bits) as u64;
             bytes.checked_add(tensor.elements.checked_mul(wider)? / 8)
         }
-        (Some(_), Precision::F32) => tensor.elements.checked_mul(4),
+        (Some(_), Some(Precision::F32)) => tensor.elements.checked_mul(4),
     }
 }
 
@@ -355,7 +356,7 @@ mod tests {
         let path = fixture(name);
         let summary = inspect(&path).unwrap();
         let kept = summary.memory[0].int8.unwrap() - summary.memory[0].state;
-        (kept, kept - weight_bytes_per_token(&path, Precision::Int8).unwrap().unwrap())
+        (kept, kept - weight_bytes_per_token(&path, Some(Precision::Int8)).unwrap().unwrap())
     }
 
     #[test]

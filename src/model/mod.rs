@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 
 use crate::config::{Config, DeviceKind};
 use crate::device::cpu::{Cpu, CpuOptions};
+use crate::device::ops::Device;
 use crate::device::sim::Sim;
 use crate::device::{DeviceError, Executor};
 
@@ -63,6 +64,16 @@ pub enum ModelError {
         /// Why.
         source: DeviceError,
     },
+    /// The device cannot be had.
+    #[error("`model.device` is `{device}`: {problem}; {remedy}")]
+    Unavailable {
+        /// The device.
+        device: &'static str,
+        /// Why.
+        problem: String,
+        /// What to do about it.
+        remedy: &'static str,
+    },
 }
 
 impl ModelError {
@@ -86,29 +97,60 @@ pub struct Loaded {
 /// Loads the configured model onto the configured device (`model.path`, `model.device`, `model.precision`,
 /// `cache.block_tokens` as the page size). A folder without tokenizer gets [`text::TextCodec::bytes_only`].
 pub fn load(config: &Config) -> Result<Loaded, ModelError> {
-    match config.model.device {
+    match config.model.device.kind() {
         DeviceKind::Sim => Ok(Loaded {
             executor: Box::new(Sim::new(&config.sim, config.cache.block_tokens)),
             text: text::TextCodec::synthetic(Sim::VOCAB as u32),
         }),
-        DeviceKind::Cpu => load_cpu(config),
+        DeviceKind::Cpu => {
+            let precision = config.model.precision.on_cpu();
+            load_onto(config, || {
+                Cpu::new(CpuOptions { precision, threads: config.model.threads, kernel: None })
+            })
+        }
+        DeviceKind::Mlx => load_onto_mlx(config),
     }
 }
 
-fn load_cpu(config: &Config) -> Result<Loaded, ModelError> {
+#[cfg(any(feature = "mlx", target_os = "macos"))]
+fn load_onto_mlx(config: &Config) -> Result<Loaded, ModelError> {
+    use crate::config::PrecisionSetting;
+    use crate::device::mlx::{Floats, Mlx};
+
+    let floats = match config.model.precision {
+        PrecisionSetting::F32 => Floats::F32,
+        PrecisionSetting::Auto | PrecisionSetting::Int8 => Floats::Stored,
+    };
+    load_onto(config, || Mlx::new(floats, &config.mlx))
+}
+
+#[cfg(not(any(feature = "mlx", target_os = "macos")))]
+fn load_onto_mlx(_: &Config) -> Result<Loaded, ModelError> {
+    Err(ModelError::Unavailable {
+        device: "mlx",
+        problem: "this program was built without it".to_owned(),
+        remedy: "build it with `--features mlx`, or use the `cpu` device",
+    })
+}
+
+/// Loads the model onto a device, on this thread: some devices are bound to the one they were made on.
+fn load_onto<D: Device + 'static>(
+    config: &Config,
+    device: impl FnOnce() -> Result<D, DeviceError>,
+) -> Result<Loaded, ModelError> {
     let path = config.model.path.as_deref().unwrap_or(Path::new(TARGET));
     let source = Source::open(path)?;
     let shape = source.shape()?;
-    let options =
-        CpuOptions { precision: config.model.precision, threads: config.model.threads, kernel: None };
-    let device = Cpu::new(options).map_err(|source| ModelError::Device { path: path.to_owned(), source })?;
+    let device = device().map_err(|source| ModelError::Device { path: path.to_owned(), source })?;
     let vocab = shape.vocab;
-    // The tokenizer takes about as long as the weights, so they load side by side.
-    let (executor, text) = rayon::join(
-        || Resident::load(device, source.checkpoint(), shape, source.name(), config.cache.block_tokens),
-        || source.text(vocab),
-    );
-    Ok(Loaded { executor: Box::new(executor?), text: text? })
+    // The tokenizer takes about as long as the weights of a small model, so they load side by side.
+    std::thread::scope(|scope| {
+        let text = scope.spawn(|| source.text(vocab));
+        let page_tokens = config.cache.block_tokens;
+        let executor = Resident::load(device, source.checkpoint(), shape, source.name(), page_tokens)?;
+        let text = text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        Ok(Loaded { executor: Box::new(executor), text })
+    })
 }
 
 /// An opened model, of either format.

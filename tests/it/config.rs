@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use escarp::config::{self, Config, DEFAULTS, DeviceKind, Override, load};
+use escarp::config::{self, Config, DEFAULTS, DeviceSetting, Override, load};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -66,7 +66,7 @@ fn the_examples_are_valid() {
         load(Some(&file), &[]).unwrap_or_else(|error| panic!("{error}"));
     }
     let sim = load(Some(&root().join("configs/sim.toml")), &[]).unwrap();
-    assert_eq!((sim.model.device, sim.replay.clock), (DeviceKind::Sim, config::ClockKind::Virtual));
+    assert_eq!((sim.model.device, sim.replay.clock), (DeviceSetting::Sim, config::ClockKind::Virtual));
 }
 
 #[test]

@@ -50,7 +50,7 @@ fn ids(json: &Value) -> Vec<u32> {
 fn config(path: &Path, precision: Precision) -> Config {
     let mut config = Config::default();
     config.model.path = Some(path.to_owned());
-    config.model.precision = precision;
+    config.model.precision = precision.into();
     config
 }
 

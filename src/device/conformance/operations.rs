@@ -6,6 +6,7 @@ use crate::config::Precision;
 use crate::device::ops::{AttentionShape, Device, KvShape, Rotary, Rows};
 use crate::device::weights::{Encoding, Float, RowOrder, WeightSource};
 use crate::device::{DeviceError, LogitRows, PageId, Span};
+use crate::event::Identity;
 
 /// Every operation computes what it says.
 pub(crate) fn operations<D: Device>(make: Make<'_, D>) {
@@ -183,7 +184,9 @@ fn rotates<D: Device>(device: &mut D, rng: &mut Rng) {
             }
         }
         let error = relative_error(&download(device, &hidden, cols), &expected);
-        assert!(error < 1e-6, "rotary of {head_dim}, {dims}: {error}");
+        // An angle of thousands, held in f32, is off by its last bits; only a device that promises bits takes it in f64.
+        let bound = if device.identity() == Identity::Bitwise { 1e-6 } else { 1e-4 };
+        assert!(error < bound, "rotary of {head_dim}, {dims}: {error}");
     }
 }
 

@@ -9,11 +9,13 @@ use half::f16;
 
 use super::isa::{Isa, LANES};
 use super::memory::{Arena, Slab};
-use crate::device::ops::KvShape;
+use crate::device::ops::{KvShape, PAGE_MULTIPLE};
 use crate::device::{DeviceError, PageId};
 
 /// Keys a tile holds; tiles start at multiples of it.
 pub(super) const TILE: usize = 64;
+
+const _: () = assert!(PAGE_MULTIPLE.is_multiple_of(TILE), "a page is whole tiles");
 
 /// A number of the store.
 pub(super) trait Element: Pod + Send + Sync {
@@ -86,13 +88,7 @@ pub(super) struct Layout {
 impl Layout {
     /// Checks a shape.
     pub(super) fn new(shape: KvShape, half: bool) -> Result<Layout, DeviceError> {
-        let KvShape { layers, kv_heads, head_dim, page_tokens } = shape;
-        if layers == 0 || kv_heads == 0 || head_dim == 0 || page_tokens == 0 || page_tokens % TILE != 0 {
-            return Err(DeviceError::Contract(format!(
-                "a key/value store of {layers} layers, {kv_heads} heads of {head_dim} and pages of {page_tokens} tokens; pages must \
-                 be multiples of {TILE}"
-            )));
-        }
+        shape.check()?;
         Ok(Layout { shape, half })
     }
 

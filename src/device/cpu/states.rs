@@ -50,11 +50,7 @@ pub(super) struct LayerLog {
 
 impl Layout {
     fn new(shape: StateShape) -> Result<Layout, DeviceError> {
-        let DeltaShape { key_heads, value_heads, key_dim, value_dim, taps } = shape.delta;
-        let sizes = [shape.layers, key_heads, value_heads, key_dim, value_dim, taps];
-        if sizes.contains(&0) || !value_heads.is_multiple_of(key_heads) {
-            return Err(DeviceError::Contract(format!("recurrent state of {shape:?}")));
-        }
+        shape.check()?;
         Ok(Layout { shape })
     }
 

@@ -10,7 +10,7 @@ use proptest::test_runner::TestRunner;
 use super::hybrid::{Script, Step, narrow, replies, restores, step};
 use super::*;
 use crate::cache::pool::{PageRef, SlotRef};
-use crate::config::DeviceKind;
+use crate::config::DeviceSetting;
 use crate::device::{Executor, LogitRows, PageId, SlotId, Span, StateFlow};
 use crate::model;
 
@@ -19,7 +19,7 @@ const LONGEST: usize = 1_200;
 
 fn fixture(name: &str) -> Loaded {
     let mut config = Config::default();
-    config.model.device = DeviceKind::Cpu;
+    config.model.device = DeviceSetting::Cpu;
     config.model.path = Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name));
     config.model.threads = 2;
     config.cache.block_tokens = BLOCK;

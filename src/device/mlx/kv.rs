@@ -1,0 +1,207 @@
+//! Keys and values.
+//!
+//! A layer's keys lie in one array, `[positions, kv_heads·head_dim]`, its values in another, and page `p` is rows `p·page_tokens` on.
+//! A forward's rows are written into them in place, which MLX does as long as nobody else holds the array. Pages that follow
+//! each other make one run, and a run is read as a view, without copying.
+
+use std::ops::Range;
+
+use mlx_rs::ops::indexing::{TryIndexMutOp, TryIndexOp};
+use mlx_rs::ops::{concatenate, zeros_dtype};
+use mlx_rs::{Array, Dtype};
+
+use super::failure::Built;
+use super::hidden::int;
+use crate::device::PageId;
+use crate::device::ops::KvShape;
+
+/// Paged keys and values.
+#[derive(Debug)]
+pub struct Kv {
+    shape: KvShape,
+    float: Dtype,
+    layers: Vec<Layer>,
+    /// Positions every array has room for.
+    room: usize,
+}
+
+#[derive(Debug)]
+struct Layer {
+    keys: Array,
+    values: Array,
+}
+
+/// Runs of rows of the store that hold positions `positions` of a sequence, in order.
+pub(super) fn runs(pages: &[PageId], positions: Range<usize>, page_tokens: usize) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    let mut position = positions.start;
+    while position < positions.end {
+        let end = positions.end.min((position / page_tokens + 1) * page_tokens);
+        let row = pages[position / page_tokens].0 as usize * page_tokens + position % page_tokens;
+        let piece = row..row + (end - position);
+        match runs.last_mut() {
+            Some(run) if run.end == piece.start => run.end = piece.end,
+            _ => runs.push(piece),
+        }
+        position = end;
+    }
+    runs
+}
+
+/// Bytes of a number.
+pub(super) fn float_bytes(float: Dtype) -> usize {
+    if float == Dtype::Float32 { 4 } else { 2 }
+}
+
+impl Kv {
+    /// An empty store.
+    pub(super) fn new(shape: KvShape, float: Dtype) -> Built<Kv> {
+        let empty = || zeros_dtype(&[0, int(shape.kv_heads * shape.head_dim)], float);
+        let layers = (0..shape.layers).map(|_| Ok(Layer { keys: empty()?, values: empty()? }));
+        Ok(Kv { shape, float, layers: layers.collect::<Built<_>>()?, room: 0 })
+    }
+
+    /// Its shape.
+    pub(super) fn shape(&self) -> KvShape {
+        self.shape
+    }
+
+    /// Bytes of a page.
+    pub(super) fn page_bytes(shape: KvShape, float: Dtype) -> usize {
+        2 * shape.layers * shape.kv_heads * shape.head_dim * shape.page_tokens * float_bytes(float)
+    }
+
+    /// Makes pages `0..pages` usable. Room grows by at least a quarter, so that copying what is held stays a small part of
+    /// computing it; an array at a time, so that no more than one is held twice.
+    pub(super) fn reserve(&mut self, pages: usize) -> Built<()> {
+        let needed = pages * self.shape.page_tokens;
+        if needed <= self.room {
+            return Ok(());
+        }
+        let quarter = (self.room / 4).next_multiple_of(self.shape.page_tokens);
+        let room = needed.max(self.room + quarter);
+        let more = zeros_dtype(&[int(room - self.room), int(self.columns())], self.float)?;
+        for layer in &mut self.layers {
+            for array in [&mut layer.keys, &mut layer.values] {
+                let grown = concatenate(&[&*array, &more], 0)?;
+                grown.eval()?;
+                *array = grown;
+            }
+        }
+        self.room = room;
+        Ok(())
+    }
+
+    fn columns(&self) -> usize {
+        self.shape.kv_heads * self.shape.head_dim
+    }
+
+    /// Writes rows of keys and values, `[positions, kv_heads, head_dim]`, to the pages of a sequence.
+    pub(super) fn write(
+        &mut self,
+        layer: usize,
+        pages: &[PageId],
+        positions: Range<usize>,
+        keys: &Array,
+        values: &Array,
+    ) -> Built<()> {
+        let shape = [int(positions.len()), int(self.columns())];
+        let (keys, values) = (keys.reshape(&shape)?, values.reshape(&shape)?);
+        let runs = runs(pages, positions, self.shape.page_tokens);
+        let Layer { keys: held_keys, values: held_values } = &mut self.layers[layer];
+        for (held, new) in [(held_keys, keys), (held_values, values)] {
+            let mut from = 0;
+            for run in &runs {
+                let part = new.try_index(from..from + int(run.len()))?;
+                held.try_index_mut(int(run.start)..int(run.end), part)?;
+                from += int(run.len());
+            }
+        }
+        Ok(())
+    }
+
+    /// Keys and values of the first `tokens` positions of a sequence, run after run, `[positions, kv_heads, head_dim]` each.
+    pub(super) fn read(&self, layer: usize, pages: &[PageId], tokens: usize) -> Built<Vec<[Array; 2]>> {
+        let Layer { keys, values } = &self.layers[layer];
+        let KvShape { kv_heads, head_dim, page_tokens, .. } = self.shape;
+        let view = |array: &Array, run: &Range<usize>| {
+            array.try_index(int(run.start)..int(run.end))?.reshape(&[
+                int(run.len()),
+                int(kv_heads),
+                int(head_dim),
+            ])
+        };
+        let runs = runs(pages, 0..tokens, page_tokens);
+        runs.iter().map(|run| Ok([view(keys, run)?, view(values, run)?])).collect()
+    }
+
+    /// All arrays.
+    pub(super) fn arrays(&self) -> impl Iterator<Item = &Array> {
+        self.layers.iter().flat_map(|layer| [&layer.keys, &layer.values])
+    }
+
+    /// Forgets everything: nothing is held in it any more, and its pages are as if just reserved.
+    pub(super) fn clear(&mut self) -> Built<()> {
+        let room = std::mem::take(&mut self.room);
+        let empty = Kv::new(self.shape, self.float)?;
+        self.layers = empty.layers;
+        self.reserve(room / self.shape.page_tokens)
+    }
+
+    /// Numbers of the first `tokens` positions of a page as f32: for every layer the keys of all positions, then the values.
+    pub(super) fn numbers(&self, page: PageId, tokens: usize) -> Built<Vec<f32>> {
+        let tokens = tokens.min(self.shape.page_tokens);
+        let start = page.0 as usize * self.shape.page_tokens;
+        let parts: Vec<Array> = self
+            .arrays()
+            .map(|array| {
+                let rows = array.try_index(int(start)..int(start + tokens))?;
+                rows.as_dtype(Dtype::Float32)?.reshape(&[-1])
+            })
+            .collect::<Built<_>>()?;
+        numbers(&concatenate(&parts, 0)?)
+    }
+}
+
+/// The numbers of an f32 array, computed.
+pub(super) fn numbers(array: &Array) -> Built<Vec<f32>> {
+    if array.size() == 0 {
+        return Ok(Vec::new());
+    }
+    let array = array.as_dtype(Dtype::Float32)?.contiguous()?;
+    array.eval()?;
+    let slice = array.try_as_slice::<f32>();
+    slice.map(<[f32]>::to_vec).map_err(|e| mlx_rs::error::Exception::custom(e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbouring_pages_make_one_run() {
+        let pages = [4, 5, 6, 2, 3, 9].map(PageId);
+        assert_eq!(runs(&pages, 0..6 * 8, 8), [32..56, 16..32, 72..80]);
+        assert_eq!(runs(&pages, 5..9, 8), [37..41]);
+        assert_eq!(runs(&pages, 22..26, 8), [54..56, 16..18]);
+        assert!(runs(&pages, 7..7, 8).is_empty());
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_growing_keeps_it() {
+        let shape = KvShape { layers: 2, kv_heads: 2, head_dim: 3, page_tokens: 4 };
+        let mut kv = Kv::new(shape, Dtype::Float32).unwrap();
+        kv.reserve(3).unwrap();
+        let pages = [2, 0].map(PageId);
+        let rows = |from: usize| Array::from_iter((from..from + 36).map(|x| x as f32), &[6, 2, 3]);
+        kv.write(1, &pages, 1..7, &rows(0), &rows(100)).unwrap();
+        let before = kv.numbers(PageId(0), 3).unwrap();
+        kv.reserve(40).unwrap();
+        assert_eq!(kv.numbers(PageId(0), 3).unwrap(), before);
+        let read = kv.read(1, &pages, 7).unwrap();
+        assert_eq!(read.len(), 2, "two runs");
+        assert_eq!(numbers(&read[0][0]).unwrap()[6..], (0..18).map(|x| x as f32).collect::<Vec<_>>());
+        assert_eq!(numbers(&read[1][1]).unwrap(), (118..136).map(|x| x as f32).collect::<Vec<_>>());
+        assert!(numbers(&kv.read(0, &pages, 7).unwrap()[0][0]).unwrap().iter().all(|x| *x == 0.0));
+    }
+}
