@@ -15,7 +15,7 @@
 //!                             model::text     cache
 //!                          (tokens, segments) (blocks, restore)
 //!                                       │        │
-//!                                     device::Executor: cpu · sim
+//!                                     device::Executor: cpu · mlx · sim
 //! ```
 //!
 //! A request's way is one-directional: session → rendered tokens → scheduler → restore → prefill → decode → store →
@@ -29,7 +29,8 @@
 //! * [`session`]: the session file, and the player that walks through it, injects turns and forks history.
 //! * [`model`]: model files, the bundled models, tokenizer, chat template with a segment for every token, and one decoder for all
 //!   architectures, written against [`device::ops::Device`].
-//! * [`device`]: the seam between models and arithmetic. `cpu` has kernels of its own, `sim` a pseudo-model and a cost model.
+//! * [`device`]: the seam between models and arithmetic. `cpu` has kernels of its own, `mlx` builds
+//!   graphs for Apple's GPU, `sim` is a pseudo-model with a cost model.
 //! * [`cache`]: hash-chained blocks, pages and slots with their holders, snapshots of recurrent state, the prefix index, and
 //!   the restore with its named losses.
 //! * [`prefill`] and [`decode`]: how a suffix is cut into chunks; how a token is chosen.
@@ -57,7 +58,9 @@
 //! * **Every token of an uncached suffix has a reason.** The losses of a restore add up to the suffix, always.
 //! * **Files from outside are hostile until parsed**: sizes are bounded before anything is allocated, and an error names
 //!   file, place and remedy.
-//! * Unsafe code lives in `device::cpu` kernels and in terminal plumbing only.
+//! * **No part but `device` knows which device it runs on.** What a device promises about bits, and what memory it has left, are facts the
+//!   seam tells: [`device::ExecutorFacts`], [`device::Executor::admits`].
+//! * Unsafe code lives in `device::cpu` kernels, in terminal plumbing, and in the one C symbol that MLX's bindings miss on Linux.
 
 pub mod cache;
 pub mod cli;

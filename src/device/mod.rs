@@ -60,6 +60,9 @@ pub enum DeviceError {
         /// What was being allocated.
         problem: String,
     },
+    /// A forward failed in the middle, and with it went state that it only read.
+    #[error("the device lost all state ({0}); whatever was cached is computed anew")]
+    StateLost(String),
     /// A call broke the interface's contract.
     #[error("device contract broken: {0}")]
     Contract(String),
@@ -103,6 +106,17 @@ pub enum LogitRows {
     Last,
     /// Every token's.
     All,
+}
+
+impl LogitRows {
+    /// How many rows of a span of `tokens` tokens.
+    pub fn count(self, tokens: usize) -> usize {
+        match self {
+            LogitRows::None => 0,
+            LogitRows::Last => tokens.min(1),
+            LogitRows::All => tokens,
+        }
+    }
 }
 
 /// Consecutive tokens of one sequence, to be computed in one forward.
@@ -151,7 +165,8 @@ pub trait Executor: Send {
     /// Makes pages `0..pages` and slots `0..slots` usable. Never shrinks. Their contents are undefined until written.
     fn reserve(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError>;
 
-    /// Computes the spans, each of another sequence, in one batch.
+    /// Computes the spans, each of another sequence, in one batch. After an error the pages and slots it was to write are undefined, and all others
+    /// hold what they held, but after [`DeviceError::StateLost`], which leaves nothing defined.
     fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError>;
 
     /// Makes `flow.to` the state after the first `tokens` tokens of its span in the last forward, which was revocable and of at most

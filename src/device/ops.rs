@@ -81,6 +81,9 @@ impl AttentionShape {
     }
 }
 
+/// Attention scores a device holds at once, of all heads together, where it holds any: rows go in blocks for that.
+pub const SCORES: usize = 1 << 26;
+
 /// Tokens a short convolution spans at most.
 pub const MAX_TAPS: usize = 16;
 
@@ -241,6 +244,10 @@ pub trait Device: Send {
     fn precision(&self) -> &'static str;
     /// What it promises about routes.
     fn identity(&self) -> Identity;
+    /// Bytes of a number of [`Device::Hidden`].
+    fn float_bytes(&self) -> usize {
+        size_of::<f32>()
+    }
     /// Memory held now; `None` where nobody counts it.
     fn memory(&self) -> Option<MemoryUse> {
         None
@@ -347,6 +354,12 @@ pub trait Device: Send {
     fn tied_logits(&mut self, x: &Self::Hidden, table: &Self::Table) -> Result<Vec<f32>, DeviceError>;
     /// Logits against an output layer, `[rows, vocab]`, evaluated.
     fn logits(&mut self, x: &Self::Hidden, output: &Self::Linear) -> Result<Vec<f32>, DeviceError>;
+    /// After a forward that failed: makes sure that state which it did not write is still there. [`DeviceError::StateLost`] where that is not so; all
+    /// pages and slots are then as if just reserved.
+    fn recover(&mut self, kv: &mut Self::Kv, states: Option<&mut Self::States>) -> Result<(), DeviceError> {
+        let _ = (kv, states);
+        Ok(())
+    }
     /// Evaluates whatever is pending, so that a timer measures what it names.
     fn evaluate(&mut self, kv: &mut Self::Kv, states: Option<&mut Self::States>) -> Result<(), DeviceError>;
 }

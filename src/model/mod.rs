@@ -18,6 +18,7 @@ mod safetensors;
 mod shape;
 mod tensor;
 pub mod text;
+mod work;
 
 use std::path::{Path, PathBuf};
 

@@ -13,6 +13,7 @@ use super::ModelError;
 use super::decoder::{Decoder, ModelState};
 use super::shape::ModelShape;
 use super::tensor::Checkpoint;
+use super::work::Work;
 
 /// A model, its device and its paged state.
 pub struct Resident<D: Device> {
@@ -75,6 +76,38 @@ impl<D: Device> Resident<D> {
         Err(DeviceError::Contract(broken))
     }
 
+    /// Logits asked for, with all state computed.
+    fn compute(&mut self, spans: &[Span<'_>]) -> Result<Vec<f32>, DeviceError> {
+        let logits = self.model.forward(&mut self.device, &mut self.state, spans)?;
+        self.device.evaluate(&mut self.state.kv, self.state.states.as_mut())?;
+        Ok(logits)
+    }
+
+    /// Memory a forward may still take; `None` where nothing keeps it below a limit.
+    fn free(&self) -> Option<u64> {
+        let MemoryUse { active, limit, .. } = self.device.memory()?;
+        Some(limit?.saturating_sub(active))
+    }
+
+    /// Bytes a forward works with.
+    fn work_bytes(&self, work: Work) -> u64 {
+        self.model.shape().work_bytes(work, self.device.float_bytes())
+    }
+
+    /// Refuses what there is no memory for, before anything is touched.
+    fn check_memory(&self, spans: &[Span<'_>]) -> Result<(), DeviceError> {
+        let Some(free) = self.free() else { return Ok(()) };
+        let rows = spans.iter().map(|span| span.tokens.len()).sum();
+        let logits = spans.iter().map(|span| span.logits.count(span.tokens.len())).sum();
+        let end = spans.iter().map(|span| span.start + span.tokens.len()).max().unwrap_or(0);
+        let bytes = self.work_bytes(Work { rows, end, logits });
+        if bytes <= free {
+            return Ok(());
+        }
+        let problem = format!("a forward of {rows} tokens up to position {end}, with {free} bytes free");
+        Err(DeviceError::OutOfMemory { bytes, problem })
+    }
+
     /// Checks where recurrent state comes from and goes to.
     fn check_slots(&self, spans: &[Span<'_>]) -> Result<(), DeviceError> {
         match (&self.state.states, spans.iter().find_map(|span| span.state)) {
@@ -110,14 +143,27 @@ where
     fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError> {
         spans.iter().try_for_each(|span| self.check(span))?;
         self.check_slots(spans)?;
+        self.check_memory(spans)?;
         let began = Instant::now();
         if spans.is_empty() {
             return Ok(Forward { logits: Vec::new(), compute: Nanos(0) });
         }
         self.slots.advance(spans);
-        let logits = self.model.forward(&mut self.device, &mut self.state, spans)?;
-        self.device.evaluate(&mut self.state.kv, self.state.states.as_mut())?;
-        Ok(Forward { logits, compute: Nanos::from(began.elapsed()) })
+        match self.compute(spans) {
+            Ok(logits) => Ok(Forward { logits, compute: Nanos::from(began.elapsed()) }),
+            Err(error) => {
+                self.device.recover(&mut self.state.kv, self.state.states.as_mut())?;
+                Err(error)
+            }
+        }
+    }
+
+    fn admits(&self, position: usize, tokens: usize) -> usize {
+        let Some(free) = self.free() else { return tokens };
+        let fits = |rows: usize| self.work_bytes(Work { rows, end: position + rows, logits: 1 }) <= free;
+        // Halves, so that chunks keep sizes that the device has met before.
+        let halves = std::iter::successors(Some(tokens), |rows| Some(rows / 2));
+        halves.take_while(|rows| *rows > 1).find(|rows| fits(*rows)).unwrap_or(tokens.min(1))
     }
 
     fn memory(&self) -> Option<MemoryUse> {

@@ -4,6 +4,7 @@
 mod cli;
 mod config;
 mod model;
+mod platforms;
 mod pty;
 mod readme;
 mod session;

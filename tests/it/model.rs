@@ -6,11 +6,13 @@ mod folder;
 mod footprint;
 mod hostile;
 mod hostile_folder;
+#[cfg(feature = "mlx")]
+mod mlx;
 mod parity;
 
 use std::path::{Path, PathBuf};
 
-use escarp::config::{Config, Precision};
+use escarp::config::{Config, DeviceSetting, Precision};
 use escarp::device::{Executor, LogitRows, PageId, SlotId, Span, StateFlow};
 use escarp::model::text::TextCodec;
 use escarp::model::{Gguf, inspect, load};
@@ -50,6 +52,7 @@ fn ids(json: &Value) -> Vec<u32> {
 fn config(path: &Path, precision: Precision) -> Config {
     let mut config = Config::default();
     config.model.path = Some(path.to_owned());
+    config.model.device = DeviceSetting::Cpu;
     config.model.precision = precision.into();
     config
 }

@@ -11,13 +11,10 @@ use mlx_rs::{Array, Dtype};
 
 use super::failure::Built;
 use super::hidden::{int, rows};
-use crate::device::ops::AttentionShape;
+use crate::device::ops::{AttentionShape, SCORES};
 
 /// Rows up to which runs are read where they lie.
 const FEW: usize = 8;
-
-/// Scores computed at once, heads × rows × positions. MLX holds all of them where it has no kernel for a head's columns.
-const SCORES: usize = 1 << 26;
 
 /// Causal attention of the last rows of a sequence, queries `[rows, heads, head_dim]`, to all of its positions, which lie in `runs`.
 /// Gives `[rows, heads·head_dim]`.
@@ -38,7 +35,8 @@ fn by_heads(x: &Array) -> Built<Array> {
     x.transpose_axes(&[1, 0, 2])?.expand_dims(0)
 }
 
-/// Keys in one piece. Rows go in blocks, so that the scores of a block stay below [`SCORES`].
+/// Keys in one piece. Rows go in blocks, so that the scores of a block stay below [`SCORES`]: MLX
+/// holds all of them where it has no kernel for a head's columns.
 fn whole(queries: &Array, keys: &Array, values: &Array, shape: AttentionShape) -> Built<Array> {
     let (n, positions) = (rows(queries), rows(keys));
     let block = SCORES / (shape.heads * positions.max(1) as usize);

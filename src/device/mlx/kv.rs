@@ -10,10 +10,10 @@ use mlx_rs::ops::indexing::{TryIndexMutOp, TryIndexOp};
 use mlx_rs::ops::{concatenate, zeros_dtype};
 use mlx_rs::{Array, Dtype};
 
-use super::failure::Built;
+use super::failure::{Built, device_error};
 use super::hidden::int;
-use crate::device::PageId;
 use crate::device::ops::KvShape;
+use crate::device::{DeviceError, PageId};
 
 /// Paged keys and values.
 #[derive(Debug)]
@@ -71,15 +71,33 @@ impl Kv {
         2 * shape.layers * shape.kv_heads * shape.head_dim * shape.page_tokens * float_bytes(float)
     }
 
-    /// Makes pages `0..pages` usable. Room grows by at least a quarter, so that copying what is held stays a small part of
-    /// computing it; an array at a time, so that no more than one is held twice.
-    pub(super) fn reserve(&mut self, pages: usize) -> Built<()> {
+    /// Makes pages `0..pages` usable, with `free` bytes to be had, `None` where nothing limits them. Room grows by a quarter where there is
+    /// memory for it, so that copying what is held stays a small part of computing it; an array at a time, so that no more
+    /// than one is held twice.
+    pub(super) fn reserve(&mut self, pages: usize, free: Option<u64>) -> Result<(), DeviceError> {
         let needed = pages * self.shape.page_tokens;
         if needed <= self.room {
             return Ok(());
         }
         let quarter = (self.room / 4).next_multiple_of(self.shape.page_tokens);
-        let room = needed.max(self.room + quarter);
+        let ample = needed.max(self.room + quarter);
+        let fits = |room: usize| free.is_none_or(|free| self.growth_bytes(room) <= free);
+        let room = if fits(ample) { ample } else { needed };
+        if !fits(room) {
+            let problem = format!("keys and values of {pages} pages");
+            return Err(DeviceError::OutOfMemory { bytes: self.growth_bytes(room), problem });
+        }
+        self.grow(room).map_err(|e| device_error(&e, "making room for keys and values"))
+    }
+
+    /// Bytes that growing to `room` positions takes while it happens.
+    fn growth_bytes(&self, room: usize) -> u64 {
+        let row = (self.columns() * float_bytes(self.float)) as u64;
+        let arrays = 2 * self.layers.len() as u64;
+        row * (arrays * (room - self.room) as u64 + self.room as u64)
+    }
+
+    fn grow(&mut self, room: usize) -> Built<()> {
         let more = zeros_dtype(&[int(room - self.room), int(self.columns())], self.float)?;
         for layer in &mut self.layers {
             for array in [&mut layer.keys, &mut layer.values] {
@@ -145,7 +163,7 @@ impl Kv {
         let room = std::mem::take(&mut self.room);
         let empty = Kv::new(self.shape, self.float)?;
         self.layers = empty.layers;
-        self.reserve(room / self.shape.page_tokens)
+        self.grow(room)
     }
 
     /// Numbers of the first `tokens` positions of a page as f32: for every layer the keys of all positions, then the values.
@@ -188,15 +206,52 @@ mod tests {
     }
 
     #[test]
+    fn room_grows_as_far_as_memory_goes() {
+        let shape = KvShape { layers: 3, kv_heads: 1, head_dim: 4, page_tokens: 64 };
+        let page = Kv::page_bytes(shape, Dtype::Float32) as u64;
+        let mut kv = Kv::new(shape, Dtype::Float32).unwrap();
+        kv.reserve(100, Some(100 * page)).unwrap();
+        assert_eq!(kv.room, 100 * 64);
+        let refused = kv.reserve(101, Some(10 * page)).unwrap_err();
+        assert!(matches!(refused, DeviceError::OutOfMemory { bytes, .. } if bytes > 10 * page), "{refused}");
+        // One more page, and one of six arrays twice.
+        kv.reserve(101, Some(page + 100 * page / 6 + 1)).unwrap();
+        assert_eq!(kv.room, 101 * 64);
+        kv.reserve(102, Some(100 * page)).unwrap();
+        assert_eq!(kv.room, (101 + 26) * 64);
+    }
+
+    /// MLX's allocator counts for the whole process; what other tests hold meanwhile is far less than the store.
+    #[test]
+    fn a_write_happens_in_place() {
+        use mlx_rs::memory;
+        let shape = KvShape { layers: 1, kv_heads: 4, head_dim: 64, page_tokens: 64 };
+        let mut kv = Kv::new(shape, Dtype::Float32).unwrap();
+        kv.reserve(2_000, None).unwrap();
+        let store = 2_000 * Kv::page_bytes(shape, Dtype::Float32);
+        let pages = [70, 71, 9].map(PageId);
+        let rows = || Array::from_iter((0..3 * 256).map(|x| x as f32), &[3, 4, 64]);
+        for start in [0, 63, 126, 150] {
+            let before = memory::active_memory().unwrap();
+            memory::reset_peak_memory().unwrap();
+            kv.write(0, &pages, start..start + 3, &rows(), &rows()).unwrap();
+            let read = kv.read(0, &pages, start + 3).unwrap();
+            mlx_rs::transforms::eval(kv.arrays().chain(read.iter().flatten())).unwrap();
+            let rise = memory::peak_memory().unwrap().saturating_sub(before);
+            assert!(rise < store / 8, "a write of 3 positions took {rise} bytes of a store of {store}");
+        }
+    }
+
+    #[test]
     fn what_is_written_is_read_and_growing_keeps_it() {
         let shape = KvShape { layers: 2, kv_heads: 2, head_dim: 3, page_tokens: 4 };
         let mut kv = Kv::new(shape, Dtype::Float32).unwrap();
-        kv.reserve(3).unwrap();
+        kv.reserve(3, None).unwrap();
         let pages = [2, 0].map(PageId);
         let rows = |from: usize| Array::from_iter((from..from + 36).map(|x| x as f32), &[6, 2, 3]);
         kv.write(1, &pages, 1..7, &rows(0), &rows(100)).unwrap();
         let before = kv.numbers(PageId(0), 3).unwrap();
-        kv.reserve(40).unwrap();
+        kv.reserve(40, None).unwrap();
         assert_eq!(kv.numbers(PageId(0), 3).unwrap(), before);
         let read = kv.read(1, &pages, 7).unwrap();
         assert_eq!(read.len(), 2, "two runs");

@@ -37,6 +37,12 @@ impl Limits {
         Ok(Limits { memory: Some(limit as u64).filter(|limit| *limit > 0) })
     }
 
+    /// Bytes below the limit; `None` where there is none.
+    pub(super) fn free(&self) -> Option<u64> {
+        let MemoryUse { active, limit, .. } = self.usage()?;
+        Some(limit?.saturating_sub(active))
+    }
+
     /// What is held now.
     pub(super) fn usage(&self) -> Option<MemoryUse> {
         let read = || -> Built<MemoryUse> {

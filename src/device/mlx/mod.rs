@@ -12,11 +12,14 @@ mod failure;
 mod hidden;
 mod kv;
 mod memory;
+#[cfg(not(target_os = "macos"))]
 mod platform;
 mod states;
 #[cfg(test)]
 mod tests;
 mod weights;
+
+use std::ops::Range;
 
 use mlx_rs::fast::{rms_norm, rope_dynamic};
 use mlx_rs::ops::indexing::TryIndexOp;
@@ -34,7 +37,6 @@ pub use delta::Delta;
 pub use experts::Experts;
 pub use hidden::Hidden;
 pub use kv::Kv;
-pub use platform::*;
 pub use states::States;
 
 use super::ops::{
@@ -184,6 +186,10 @@ impl Device for Mlx {
         Identity::Tolerance
     }
 
+    fn float_bytes(&self) -> usize {
+        kv::float_bytes(self.decided())
+    }
+
     fn memory(&self) -> Option<MemoryUse> {
         self.limits.usage()
     }
@@ -249,7 +255,7 @@ impl Device for Mlx {
     }
 
     fn reserve_kv(&mut self, kv: &mut Kv, pages: usize) -> Result<(), DeviceError> {
-        kv.reserve(pages).map_err(|e| device_error(&e, "making room for keys and values"))
+        kv.reserve(pages, self.limits.free())
     }
 
     fn kv_digest(&self, kv: &Kv, page: PageId, tokens: usize) -> [u8; 32] {
@@ -335,16 +341,19 @@ impl Device for Mlx {
     ) -> Hidden {
         let mut attended = || -> Built<Array> {
             let heads = qkv.heads(shape)?;
-            let page_tokens = kv.shape().page_tokens;
-            let mut out = Vec::new();
-            for (range, span) in batch.ranges().into_iter().zip(batch.spans) {
-                let cut = |x: &Array| x.try_index(int(range.start)..int(range.end));
-                let end = span.start + span.tokens.len();
-                debug_assert!(end <= span.pages.len() * page_tokens);
-                let (keys, values) = (cut(&heads.keys)?, cut(&heads.values)?);
-                kv.write(layer, span.pages, span.start..end, &keys, &values)?;
-                out.push(attention::attend(&cut(&heads.queries)?, &kv.read(layer, span.pages, end)?, shape)?);
+            let end = |span: &Span<'_>| span.start + span.tokens.len();
+            let cut = |x: &Array, range: &Range<usize>| x.try_index(int(range.start)..int(range.end));
+            let ranges = batch.ranges();
+            // All are written before any is read: a view of the store would make the next write copy it.
+            for (range, span) in ranges.iter().zip(batch.spans) {
+                let (keys, values) = (cut(&heads.keys, range)?, cut(&heads.values, range)?);
+                kv.write(layer, span.pages, span.start..end(span), &keys, &values)?;
             }
+            let attend = |(range, span): (&Range<usize>, &Span<'_>)| {
+                let runs = kv.read(layer, span.pages, end(span))?;
+                attention::attend(&cut(&heads.queries, range)?, &runs, shape)
+            };
+            let out = ranges.iter().zip(batch.spans).map(attend).collect::<Built<Vec<Array>>>()?;
             let out = concatenate(&out, 0)?;
             match &heads.gates {
                 Some(gates) => out.multiply(sigmoid(gates)?),
@@ -427,6 +436,21 @@ impl Device for Mlx {
     fn logits(&mut self, x: &Hidden, output: &Linear) -> Result<Vec<f32>, DeviceError> {
         let logits = x.matrix().and_then(|x| product(&x, &output.matrices));
         self.computed(logits)
+    }
+
+    fn recover(&mut self, kv: &mut Kv, states: Option<&mut States>) -> Result<(), DeviceError> {
+        self.failure = None;
+        let mut states = states;
+        if let Some(states) = &mut states {
+            states.drop_pending();
+        }
+        // What was not computed yet hangs on what failed, and may fail again.
+        let Err(error) = eval(kv.arrays()) else { return Ok(()) };
+        if let Some(states) = states {
+            states.clear();
+        }
+        let cleared = kv.clear().map_err(|e| format!("{}, then {}", error.what(), e.what()));
+        Err(DeviceError::StateLost(cleared.err().unwrap_or_else(|| error.what().to_owned())))
     }
 
     fn evaluate(&mut self, kv: &mut Kv, states: Option<&mut States>) -> Result<(), DeviceError> {

@@ -119,6 +119,14 @@ impl States {
         layers.flat_map(|layer| [layer.tail.clone(), layer.matrix.clone()]).collect()
     }
 
+    /// Forgets what was written since the last evaluation, which failed.
+    pub(super) fn drop_pending(&mut self) {
+        for slot in std::mem::take(&mut self.pending) {
+            self.slots[slot.0 as usize].iter_mut().for_each(|layer| *layer = None);
+        }
+        self.logs.clear();
+    }
+
     /// Forgets everything: the slots are as if just reserved.
     pub(super) fn clear(&mut self) {
         self.slots.iter_mut().flatten().for_each(|layer| *layer = None);

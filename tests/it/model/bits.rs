@@ -11,16 +11,16 @@ use proptest::prelude::*;
 
 use super::{from_environment, oracle_tokens};
 
-const PAGE: usize = 64;
+pub(super) const PAGE: usize = 64;
 
 /// Attention alone; recurrent layers; sizes that fill no vector and heads that threads share unevenly; three experts of five;
 /// packed experts.
-const FOLDERS: [&str; 5] = ["llama", "qwen3.5-q4", "odd-hybrid", "odd-moe", "moe-q6"];
+pub(super) const FOLDERS: [&str; 5] = ["llama", "qwen3.5-q4", "odd-hybrid", "odd-moe", "moe-q6"];
 
 /// Logits of every token as bits, and digests of every page and of the recurrent state at the end.
 #[derive(Debug, Clone, PartialEq)]
-struct Trace {
-    logits: Vec<u32>,
+pub(super) struct Trace {
+    pub(super) logits: Vec<u32>,
     pages: Vec<[u8; 32]>,
     state: [u8; 32],
 }
@@ -66,7 +66,7 @@ fn trace(executor: &dyn Executor, logits: Vec<u32>, pages: &[PageId], tokens: us
 }
 
 /// Computes `tokens` in chunks of the given sizes, the last one repeated, on pages from number `from`.
-fn run(executor: &mut dyn Executor, tokens: &[u32], chunks: &[usize], from: u32) -> Trace {
+pub(super) fn run(executor: &mut dyn Executor, tokens: &[u32], chunks: &[usize], from: u32) -> Trace {
     let pages = pages(from, tokens.len());
     let mut logits = Vec::new();
     let mut start = 0;
@@ -82,7 +82,7 @@ fn run(executor: &mut dyn Executor, tokens: &[u32], chunks: &[usize], from: u32)
 }
 
 /// Computes `tokens` in chunks of `size` while another sequence runs in the same batches.
-fn run_beside(executor: &mut dyn Executor, tokens: &[u32], size: usize, other: &[u32]) -> Trace {
+pub(super) fn run_beside(executor: &mut dyn Executor, tokens: &[u32], size: usize, other: &[u32]) -> Trace {
     let (pages, other_pages) = (pages(0, tokens.len()), pages(16, other.len()));
     let vocab = executor.facts().vocab;
     let mut logits = Vec::new();
@@ -104,7 +104,7 @@ fn run_beside(executor: &mut dyn Executor, tokens: &[u32], size: usize, other: &
 }
 
 /// Takes the state after the first `boundary` tokens as restored, pages and snapshot, and computes the rest on fresh pages.
-fn run_restored(executor: &mut dyn Executor, tokens: &[u32], boundary: usize) -> Trace {
+pub(super) fn run_restored(executor: &mut dyn Executor, tokens: &[u32], boundary: usize) -> Trace {
     let whole = run(executor, tokens, &[boundary], 0);
     run(executor, &tokens[..boundary], &[boundary], 0);
     let snapshot = executor.slot_digest(SlotId(0));
@@ -125,7 +125,11 @@ fn run_restored(executor: &mut dyn Executor, tokens: &[u32], boundary: usize) ->
 
 /// Computes `tokens` with drafts: each is a number of tokens that turn out right, a number that turn out wrong, and a
 /// number that are computed plainly afterwards.
-fn run_drafted(executor: &mut dyn Executor, tokens: &[u32], drafts: &[(usize, usize, usize)]) -> Trace {
+pub(super) fn run_drafted(
+    executor: &mut dyn Executor,
+    tokens: &[u32],
+    drafts: &[(usize, usize, usize)],
+) -> Trace {
     let pages = pages(0, tokens.len() + 32);
     let vocab = executor.facts().vocab;
     let (mut logits, mut start, mut slot) = (Vec::new(), 0, 0);
@@ -162,7 +166,7 @@ fn kernels() -> impl Iterator<Item = Kernel> {
     Kernel::ALL.into_iter().filter(|kernel| kernel.is_available())
 }
 
-fn sample(length: usize) -> Vec<u32> {
+pub(super) fn sample(length: usize) -> Vec<u32> {
     (0..length as u32).map(|i| (i * 7919 + i * i * 31) % 257).collect()
 }
 

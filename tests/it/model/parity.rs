@@ -5,13 +5,13 @@
 
 use std::path::{Path, PathBuf};
 
-use escarp::config::Precision;
+use escarp::config::{DeviceSetting, Precision};
 use escarp::model::load;
 
 use super::{config, from_environment, logits};
 
 /// The folders there are: name and place.
-fn folders() -> Vec<(String, PathBuf)> {
+pub(super) fn folders() -> Vec<(String, PathBuf)> {
     let mut folders = Vec::new();
     let mut add = |root: &Path, prefix: &str| {
         for entry in std::fs::read_dir(root).unwrap().map(Result::unwrap) {
@@ -33,16 +33,16 @@ fn folders() -> Vec<(String, PathBuf)> {
 }
 
 /// What the reference computed.
-struct Expected {
-    tokens: Vec<u32>,
+pub(super) struct Expected {
+    pub(super) tokens: Vec<u32>,
     /// One full forward pass, `[tokens, vocab]`.
-    whole: Vec<f32>,
+    pub(super) whole: Vec<f32>,
     /// Chunks of 7, then single tokens, through its cache.
-    stepped: Vec<f32>,
+    pub(super) stepped: Vec<f32>,
 }
 
 impl Expected {
-    fn read(folder: &Path) -> Expected {
+    pub(super) fn read(folder: &Path) -> Expected {
         let bytes = std::fs::read(folder.join("expected.safetensors")).unwrap();
         let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
         let words = |name: &str| -> Vec<[u8; 4]> {
@@ -56,7 +56,7 @@ impl Expected {
         }
     }
 
-    fn deviation(&self) -> f64 {
+    pub(super) fn deviation(&self) -> f64 {
         let n = self.whole.len() as f64;
         let mean = self.whole.iter().map(|x| f64::from(*x)).sum::<f64>() / n;
         (self.whole.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / n).sqrt()
@@ -64,7 +64,7 @@ impl Expected {
 }
 
 /// Largest difference in deviations of the logits.
-fn worst(got: &[f32], expected: &[f32], deviation: f64) -> f64 {
+pub(super) fn worst(got: &[f32], expected: &[f32], deviation: f64) -> f64 {
     assert_eq!(got.len(), expected.len());
     let difference = |(a, b): (&f32, &f32)| (f64::from(*a) - f64::from(*b)).abs() / deviation;
     // A number that is not one is as far away as can be.
@@ -76,10 +76,17 @@ fn worst(got: &[f32], expected: &[f32], deviation: f64) -> f64 {
 
 #[test]
 fn every_checkpoint_agrees_with_mlx_in_f32_by_every_route() {
+    agree_by_every_route(DeviceSetting::Cpu);
+}
+
+/// Holds every checkpoint in f32 on a device to what mlx-lm computed.
+pub(super) fn agree_by_every_route(device: DeviceSetting) {
     for (name, folder) in folders() {
         let expected = Expected::read(&folder);
         let deviation = expected.deviation();
-        let mut loaded = load(&config(&folder, Precision::F32)).unwrap();
+        let mut config = config(&folder, Precision::F32);
+        config.model.device = device;
+        let mut loaded = load(&config).unwrap();
         for (chunks, reference) in [
             (&[96][..], &expected.whole),
             (&[7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 1], &expected.stepped),
