@@ -4,6 +4,8 @@
 //! token of every sequence that is decoding (continuous batching). A sequence whose reply is complete is stored by the
 //! step after. So a caller that steps can stop between any two phases of a request.
 
+mod forward;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -20,12 +22,11 @@ use crate::cache::restore::{self, Decode, Prompt};
 use crate::cache::{Cache, CacheFull, StaleState};
 use crate::config::{SchedulerConfig, SnapshotPolicy};
 use crate::decode::Sampler;
-use crate::device::{DeviceError, Executor, Forward, LogitRows, PageId, Span};
+use crate::device::{DeviceError, Executor, MemoryUse};
 use crate::event::{
-    Arrival, Body, FinishReason, LaneId, Phase, RequestId, Route, SlotMemory, SnapshotsStored,
+    Arrival, Body, DeviceMemory, FinishReason, LaneId, Phase, RequestId, Route, SlotMemory, SnapshotsStored,
 };
 use crate::model::text::TextCodec;
-use crate::prefill;
 
 /// What a step did.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -125,6 +126,7 @@ impl<'a> Scheduler<'a> {
             decode: Default::default(),
             evicted_blocks: 0,
             dropped_snapshots: 0,
+            shrunk: false,
             submission,
         });
         request
@@ -252,160 +254,6 @@ impl<'a> Scheduler<'a> {
         })
     }
 
-    fn forward(&mut self, outcome: &mut StepOutcome, clock: &mut Clock, out: &mut Emitter) {
-        let mut work = self.plan_forward();
-        self.prepare_state(&mut work, outcome, clock, out);
-        if work.is_empty() {
-            return;
-        }
-        let pages: Vec<Vec<PageId>> =
-            work.iter().map(|w| self.running[w.sequence].pages.iter().map(|p| p.id()).collect()).collect();
-        let spans: Vec<Span<'_>> = work
-            .iter()
-            .zip(&pages)
-            .map(|(w, pages)| Span {
-                pages,
-                start: w.start,
-                tokens: &self.running[w.sequence].tokens[w.start..w.end],
-                state: self.running[w.sequence].recurrent.as_ref().map(|state| state.flow(w.end)),
-                logits: if w.wants_logits { LogitRows::Last } else { LogitRows::None },
-            })
-            .collect();
-        match self.executor.forward(&spans) {
-            Ok(forward) => {
-                clock.spend(forward.compute);
-                self.take_results(&work, &forward, outcome, clock, out);
-            }
-            Err(error) => {
-                let error = Arc::new(error);
-                let requests: Vec<_> = work.iter().map(|w| self.running[w.sequence].request).collect();
-                for request in requests {
-                    let refused = Refused::Device(Arc::clone(&error));
-                    outcome.ended.extend(self.fail(request, refused, clock, out));
-                }
-            }
-        }
-    }
-
-    fn plan_forward(&self) -> Vec<Work> {
-        let mut work = Vec::new();
-        let mut prefilling = false;
-        for (sequence, s) in self.running.iter().enumerate() {
-            match s.stage {
-                Stage::Prefilling if !prefilling => {
-                    prefilling = true;
-                    let stop = s.recurrent.as_ref().and_then(|state| state.next_stop(s.computed));
-                    let chunk =
-                        prefill::dense_chunk(s.computed, s.prompt_tokens(), self.config.chunk_tokens, stop);
-                    let wants_logits = chunk.end == s.prompt_tokens();
-                    work.push(Work { sequence, start: chunk.start, end: chunk.end, wants_logits });
-                }
-                Stage::Decoding => {
-                    work.push(Work { sequence, start: s.computed, end: s.tokens.len(), wants_logits: true });
-                }
-                _ => {}
-            }
-        }
-        work
-    }
-
-    /// Gives every span the pages and the slot it writes to and checks what it reads. A request that cannot be served ends here.
-    fn prepare_state(
-        &mut self,
-        work: &mut Vec<Work>,
-        outcome: &mut StepOutcome,
-        clock: &mut Clock,
-        out: &mut Emitter,
-    ) {
-        let mut refused = Vec::new();
-        for w in work.iter() {
-            if let Err(problem) = self.extend_state(w.sequence, w.end, clock) {
-                refused.push((self.running[w.sequence].request, problem));
-            }
-        }
-        if refused.is_empty() {
-            return;
-        }
-        // Ending a request moves the others in the list; the next step plans anew for those that remain.
-        work.clear();
-        for (request, problem) in refused {
-            outcome.ended.extend(self.fail(request, problem, clock, out));
-        }
-    }
-
-    fn extend_state(&mut self, sequence: usize, end: usize, clock: &Clock) -> Result<(), Refused> {
-        let (evictions, dropped) = (self.cache.evictions(), self.cache.dropped_snapshots());
-        let allocated = self.allocate_state(sequence, end, clock);
-        let running = &mut self.running[sequence];
-        running.evicted_blocks += self.cache.evictions() - evictions;
-        running.dropped_snapshots += self.cache.dropped_snapshots() - dropped;
-        allocated?;
-        let (pages, slots) = self.cache.high_water();
-        self.executor.reserve(pages, slots).map_err(|error| Refused::Device(Arc::new(error)))?;
-        Ok(self.check_state(sequence)?)
-    }
-
-    /// Gets the pages and the slot of the span that ends at `end`, at the cost of what is cached.
-    fn allocate_state(&mut self, sequence: usize, end: usize, clock: &Clock) -> Result<(), CacheFull> {
-        let needed = end.div_ceil(self.cache.block_tokens());
-        let running = &mut self.running[sequence];
-        while running.pages.len() < needed {
-            running.pages.push(self.cache.allocate(running.request, clock.now())?);
-        }
-        if let Some(state) = &mut running.recurrent {
-            state.prepare(end, running.request, &mut self.cache, clock.now());
-        }
-        Ok(())
-    }
-
-    fn check_state(&self, sequence: usize) -> Result<(), StaleState> {
-        let sequence = &self.running[sequence];
-        sequence.pages.iter().try_for_each(|page| self.cache.check(*page))?;
-        sequence.recurrent.as_ref().map_or(Ok(()), |state| state.check(&self.cache))
-    }
-
-    fn take_results(
-        &mut self,
-        work: &[Work],
-        forward: &Forward,
-        outcome: &mut StepOutcome,
-        clock: &Clock,
-        out: &mut Emitter,
-    ) {
-        let vocab = self.executor.facts().vocab;
-        let mut rows = forward.logits.chunks_exact(vocab);
-        let context = self.context_tokens();
-        for w in work {
-            let sequence = &mut self.running[w.sequence];
-            let (lane, request) = (Some(sequence.submission.lane), Some(sequence.request));
-            sequence.computed = w.end;
-            if let Some(state) = &mut sequence.recurrent {
-                state.advance(w.end, &mut self.cache);
-            }
-            if sequence.stage == Stage::Prefilling {
-                sequence.prefill.0 += forward.compute.0;
-                let total = (sequence.prompt_tokens() - sequence.restored) as u64;
-                let done = (w.end - sequence.restored) as u64;
-                out.emit(clock.now(), lane, request, Body::PrefillProgress { done, total });
-                if !w.wants_logits {
-                    continue;
-                }
-                let took = sequence.prefill;
-                out.emit(clock.now(), lane, request, Body::Prefilled { computed_tokens: total, took });
-                sequence.stage = Stage::Decoding;
-                outcome.phases.push((sequence.request, Phase::Prefill));
-            } else {
-                sequence.decode.0 += forward.compute.0;
-            }
-            let Some(logits) = rows.next() else { continue };
-            let ended = next_token(sequence, logits, self.text, context, clock, out);
-            if let Some(reason) = ended {
-                outcome.phases.push((sequence.request, Phase::Decode));
-                end_reply(sequence, reason, clock, out);
-            }
-        }
-    }
-
     fn fail(
         &mut self,
         request: RequestId,
@@ -435,9 +283,9 @@ impl<'a> Scheduler<'a> {
             out.emit(clock.now(), Some(lane), Some(request), Body::StalePage { count });
         }
         self.release(sequence);
+        self.report_memory(lane, request, clock, out);
         let message = refused.to_string();
         out.emit(clock.now(), Some(lane), Some(request), Body::Failed { message });
-        self.report_memory(lane, request, clock, out);
         Ended { request, lane, text, served: None }
     }
 
@@ -465,9 +313,9 @@ impl<'a> Scheduler<'a> {
         let ended = Ended { request, lane, served: sequence.served(), text: sequence.text.clone() };
         let arrived_at = sequence.arrived_at;
         self.release(sequence);
+        self.report_memory(lane, request, clock, out);
         let took = clock.now().since(arrived_at);
         out.emit(clock.now(), Some(lane), Some(request), Body::Finished { reason, took });
-        self.report_memory(lane, request, clock, out);
         ended
     }
 
@@ -492,6 +340,16 @@ impl<'a> Scheduler<'a> {
         out.emit(clock.now(), Some(sequence.submission.lane), Some(sequence.request), body);
     }
 
+    fn device_memory(&self) -> Option<DeviceMemory> {
+        let MemoryUse { active, peak, cached, limit } = self.executor.memory()?;
+        Some(DeviceMemory {
+            active_bytes: active,
+            peak_bytes: peak,
+            cached_bytes: cached,
+            limit_bytes: limit,
+        })
+    }
+
     fn report_memory(&self, lane: LaneId, request: RequestId, clock: &Clock, out: &mut Emitter) {
         let (cached, used) = (self.cache.cached_blocks() as u64, self.cache.used_pages() as u64);
         let (snapshots, slots) = (self.cache.cached_snapshots() as u64, self.cache.used_slots() as u64);
@@ -506,6 +364,7 @@ impl<'a> Scheduler<'a> {
                 live: slots.saturating_sub(snapshots),
                 bytes: slots * budget.slot_bytes,
             }),
+            device: self.device_memory(),
         };
         out.emit(clock.now(), Some(lane), Some(request), body);
     }
@@ -544,43 +403,6 @@ enum Refused {
     /// The device has no memory, or refused the work; it refuses a whole batch at once.
     #[error(transparent)]
     Device(Arc<DeviceError>),
-}
-
-/// Part of a forward: tokens `start..end` of a running sequence.
-#[derive(Debug, Clone, Copy)]
-struct Work {
-    sequence: usize,
-    start: usize,
-    end: usize,
-    wants_logits: bool,
-}
-
-/// Chooses the next token and says whether the reply ends with it.
-fn next_token(
-    sequence: &mut Sequence<'_>,
-    logits: &[f32],
-    text: &TextCodec,
-    context: usize,
-    clock: &Clock,
-    out: &mut Emitter,
-) -> Option<FinishReason> {
-    let token = sequence.sampler.choose(logits, &sequence.tokens);
-    let index = sequence.output().len() as u64;
-    sequence.tokens.push(token);
-    let stop = text.end_of_turn().contains(&token);
-    let piece = if stop { String::new() } else { sequence.stream.push(token) };
-    sequence.text.push_str(&piece);
-    let (lane, request) = (Some(sequence.submission.lane), Some(sequence.request));
-    out.emit(clock.now(), lane, request, Body::Token { token, text: piece, index });
-    if stop {
-        Some(FinishReason::Stop)
-    } else if index + 1 >= sequence.submission.max_output_tokens {
-        Some(FinishReason::Length)
-    } else if sequence.tokens.len() >= context {
-        Some(FinishReason::Context)
-    } else {
-        None
-    }
 }
 
 fn end_reply(sequence: &mut Sequence<'_>, reason: FinishReason, clock: &Clock, out: &mut Emitter) {

@@ -86,6 +86,8 @@ pub(super) struct Sequence<'a> {
     pub(super) evicted_blocks: u64,
     /// Snapshots dropped to make room for this request, with their blocks or without.
     pub(super) dropped_snapshots: u64,
+    /// Whether a chunk of it was shrunk for want of memory.
+    pub(super) shrunk: bool,
     pub(super) submission: Submission,
 }
 

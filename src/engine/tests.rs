@@ -1,6 +1,7 @@
 //! The engine on the `sim` device: the whole life of requests, without weights.
 
 mod hybrid;
+mod memory;
 mod resident;
 
 use std::sync::mpsc::{Receiver, channel};
@@ -65,12 +66,16 @@ struct Bench {
 
 impl Bench {
     fn start(config: Config, session: Session) -> Bench {
-        let (sender, events) = channel();
         let sim = config.clone();
+        Bench::start_on(config, session, move || loaded(&sim))
+    }
+
+    fn start_on(config: Config, session: Session, load: impl FnOnce() -> Loaded + Send + 'static) -> Bench {
+        let (sender, events) = channel();
         let engine = Engine::start(Setup {
             config,
             session: Arc::new(session),
-            load: Box::new(move || Ok(loaded(&sim))),
+            load: Box::new(move || Ok(load())),
             sink: Box::new(move |event: &Event| {
                 let _ = sender.send(event.clone());
             }),

@@ -202,6 +202,28 @@ pub struct SlotMemory {
     pub bytes: u64,
 }
 
+/// Memory a device holds, as its allocator counts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceMemory {
+    /// In use: weights, state, and what a forward works with.
+    pub active_bytes: u64,
+    /// The most that was ever in use.
+    pub peak_bytes: u64,
+    /// Freed and kept for the next allocation; `None` where the allocator keeps nothing.
+    pub cached_bytes: Option<u64>,
+    /// What the memory in use is kept below; `None` where nothing keeps it.
+    pub limit_bytes: Option<u64>,
+}
+
+/// A prefill chunk that was made smaller because the device had no memory for all of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShrunkChunk {
+    /// Tokens it would have had.
+    pub wanted: u64,
+    /// Tokens it had.
+    pub admitted: u64,
+}
+
 /// Whether the engine goes on by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -275,6 +297,12 @@ pub enum Body {
         done: u64,
         /// Suffix tokens in all.
         total: u64,
+        /// What memory made of the chunk; `None` where it did not shrink it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        shrunk: Option<ShrunkChunk>,
+        /// The device's memory after the chunk; `None` where nobody counts it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        device: Option<DeviceMemory>,
     },
     /// The whole suffix is computed.
     Prefilled {
@@ -329,7 +357,7 @@ pub enum Body {
         /// What went wrong and what to do about it.
         message: String,
     },
-    /// Memory figures, after each request.
+    /// Memory figures, when a request has given back what it held.
     Memory {
         /// Blocks holding cached state.
         cached_blocks: u64,
@@ -342,6 +370,9 @@ pub enum Body {
         /// Slots; `None` for a model without recurrent layers.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         slots: Option<SlotMemory>,
+        /// The device's memory; `None` where nobody counts it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        device: Option<DeviceMemory>,
     },
     /// The generation of a page, or of a slot, did not match when it was to be read; the request that held it has failed.
     StalePage {

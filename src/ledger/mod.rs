@@ -2,7 +2,7 @@
 //!
 //! [`Ledger::apply`] is total (any event in any order, no panic) and deterministic, so the interface, `replay` and a
 //! recorded run show the same facts. [`Ledger::facts_hash`] is how that is checked: it covers every fact that does
-//! not depend on how fast the machine was.
+//! not depend on how fast the machine was, or on how much memory it had.
 
 mod latency;
 mod row;
@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::event::{
-    Body, Event, FinishReason, Gate, HistoryChange, LaneId, Nanos, Phase, RequestId, Restore, Route,
-    RunFacts, SegmentRun, SlotMemory, SnapshotsStored, Source, Stamp, TranscriptItem,
+    Body, DeviceMemory, Event, FinishReason, Gate, HistoryChange, LaneId, Nanos, Phase, RequestId, Restore,
+    Route, RunFacts, SegmentRun, ShrunkChunk, SlotMemory, SnapshotsStored, Source, Stamp, TranscriptItem,
 };
 pub use latency::{Latency, Quantiles};
 pub use row::Row;
@@ -86,6 +86,12 @@ pub struct RequestFacts {
     /// Snapshots of recurrent state; `None` for a model without recurrent layers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshots: Option<SnapshotsStored>,
+    /// Prefill chunks that memory shrank; `None` where it shrank none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shrunk: Option<ShrunkChunks>,
+    /// The device's memory as it was last told while the request ran, and the peak by then; `None` where nobody counts it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_memory: Option<DeviceMemory>,
     /// From arrival to the end.
     pub took: Option<Nanos>,
     /// What went wrong, where something did.
@@ -125,6 +131,8 @@ impl RequestFacts {
             canonical_tokens: None,
             evicted_blocks: None,
             snapshots: None,
+            shrunk: None,
+            device_memory: None,
             took: None,
             error: None,
         }
@@ -144,6 +152,25 @@ impl RequestFacts {
     pub fn fresh_tokens(&self) -> Option<u64> {
         let common = self.restore.as_ref()?.common_prefix_tokens?;
         Some(self.prompt_tokens?.saturating_sub(common))
+    }
+}
+
+/// Prefill chunks that were made smaller because the device had no memory for all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ShrunkChunks {
+    /// How many.
+    pub chunks: u64,
+    /// Tokens of the smallest.
+    pub smallest_tokens: u64,
+}
+
+impl ShrunkChunks {
+    fn with(before: Option<ShrunkChunks>, chunk: ShrunkChunk) -> ShrunkChunks {
+        let before = before.unwrap_or(ShrunkChunks { chunks: 0, smallest_tokens: u64::MAX });
+        ShrunkChunks {
+            chunks: before.chunks.saturating_add(1),
+            smallest_tokens: before.smallest_tokens.min(chunk.admitted),
+        }
     }
 }
 
@@ -202,6 +229,7 @@ pub struct Ledger {
     gate_lane: Option<LaneId>,
     cut: Option<SessionCutFacts>,
     memory: Option<MemoryFacts>,
+    device_memory: Option<DeviceMemory>,
     lost: Vec<(u64, u64)>,
     stale_pages: u64,
     failure: Option<String>,
@@ -246,7 +274,8 @@ impl Ledger {
                     context_tokens: *context_tokens,
                 });
             }
-            Body::Memory { cached_blocks, live_blocks, bytes, limit_bytes, slots } => {
+            Body::Memory { cached_blocks, live_blocks, bytes, limit_bytes, slots, device } => {
+                self.note_device(event.request, *device);
                 self.memory = Some(MemoryFacts {
                     cached_blocks: *cached_blocks,
                     live_blocks: *live_blocks,
@@ -265,6 +294,16 @@ impl Ledger {
 
     fn lane_mut(&mut self, id: LaneId) -> &mut LaneFacts {
         self.lanes.entry(id).or_default()
+    }
+
+    /// Takes in a reading of the device's memory; a peak stays.
+    fn note_device(&mut self, request: Option<RequestId>, reading: Option<DeviceMemory>) {
+        let Some(reading) = reading else { return };
+        let request = request.and_then(|id| self.requests.get_mut(&id)).map(|r| &mut r.device_memory);
+        for memory in [Some(&mut self.device_memory), request].into_iter().flatten() {
+            let peak_bytes = memory.map_or(0, |before| before.peak_bytes).max(reading.peak_bytes);
+            *memory = Some(DeviceMemory { peak_bytes, ..reading });
+        }
     }
 
     fn apply_to_request(&mut self, event: &Event, body: &Body) {
@@ -298,7 +337,11 @@ impl Ledger {
                 request.progress = Some((0, *uncached_suffix));
                 request.phase = Phase::Prefill;
             }
-            Body::PrefillProgress { done, total } => request.progress = Some((*done, *total)),
+            Body::PrefillProgress { done, total, shrunk, .. } => {
+                request.progress = Some((*done, *total));
+                request.shrunk =
+                    shrunk.map(|chunk| ShrunkChunks::with(request.shrunk, chunk)).or(request.shrunk);
+            }
             Body::Prefilled { computed_tokens, took } => {
                 request.computed_tokens = Some(*computed_tokens);
                 request.prefill = Some(*took);
@@ -340,6 +383,9 @@ impl Ledger {
                 request.phase = Phase::Done;
             }
             _ => {}
+        }
+        if let Body::PrefillProgress { device, .. } = body {
+            self.note_device(event.request, *device);
         }
     }
 
@@ -415,6 +461,11 @@ impl Ledger {
         self.memory
     }
 
+    /// The device's memory as it was last told, and its peak; `None` where nobody counts it.
+    pub fn device_memory(&self) -> Option<DeviceMemory> {
+        self.device_memory
+    }
+
     /// Events lost on the way here, as inclusive ranges of sequence numbers.
     pub fn lost(&self) -> &[(u64, u64)] {
         &self.lost
@@ -460,7 +511,7 @@ impl Ledger {
         self.requests.values().map(|r| Row::new(self, r)).collect()
     }
 
-    /// Hex digest of every fact that does not depend on speed: the same for the interface, `replay` and a recorded run.
+    /// Hex digest of every fact that depends neither on speed nor on the device's memory: the same for the interface, `replay` and a recorded run.
     pub fn facts_hash(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         for (id, lane) in &self.lanes {
@@ -469,7 +520,7 @@ impl Ledger {
             hash_json(&mut hasher, &(id, lane));
         }
         for request in self.requests.values() {
-            hash_json(&mut hasher, &request.without_times());
+            hash_json(&mut hasher, &request.lasting());
         }
         hash_json(&mut hasher, &(self.cut, self.stale_pages));
         hasher.finalize().to_hex().to_string()
@@ -477,8 +528,10 @@ impl Ledger {
 }
 
 impl RequestFacts {
-    fn without_times(&self) -> RequestFacts {
+    /// What does not depend on the machine's speed and memory.
+    fn lasting(&self) -> RequestFacts {
         let mut facts = self.clone();
+        (facts.shrunk, facts.device_memory) = (None, None);
         facts.arrived_at = Stamp::default();
         for time in
             [&mut facts.queued, &mut facts.prefill, &mut facts.ttft, &mut facts.decode, &mut facts.took]

@@ -67,6 +67,10 @@ pub struct Row {
     pub finish: Option<&'static str>,
     /// The reply; null before it ended.
     pub text: Option<String>,
+    /// Prefill chunks that memory shrank; null where it shrank none.
+    pub shrunk_chunks: Option<super::ShrunkChunks>,
+    /// The device's memory when the request ended, and the most it ever held by then; null where nobody counts it.
+    pub device_memory: Option<crate::event::DeviceMemory>,
     /// What went wrong.
     pub error: Option<String>,
     /// Sparse-prefill facts; null on a request that took no sparse route.
@@ -113,6 +117,8 @@ impl Row {
             output_sha256: request.output_sha256.clone(),
             finish: request.reason.map(|r| r.word()),
             text: request.output_tokens.map(|_| request.text.clone()),
+            shrunk_chunks: request.shrunk,
+            device_memory: request.device_memory,
             error: request.error.clone(),
             sparse: None,
             spec: None,

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::event::{Arrival, Cause, FinishReason, Loss};
+use crate::event::{Arrival, Cause, DeviceMemory, FinishReason, Loss, ShrunkChunk};
 
 fn restore(checkpoint: u64) -> Restore {
     Restore {
@@ -33,6 +33,17 @@ fn arrival(turn: u32) -> Arrival {
     }
 }
 
+fn device() -> impl Strategy<Value = DeviceMemory> {
+    (any::<(u64, u64)>(), any::<(Option<u64>, Option<u64>)>()).prop_map(
+        |((active_bytes, peak_bytes), (cached_bytes, limit_bytes))| DeviceMemory {
+            active_bytes,
+            peak_bytes,
+            cached_bytes,
+            limit_bytes,
+        },
+    )
+}
+
 fn body() -> impl Strategy<Value = Body> {
     let lane = prop::option::of((0_u32..4).prop_map(LaneId));
     prop_oneof![
@@ -40,7 +51,18 @@ fn body() -> impl Strategy<Value = Body> {
         any::<u64>().prop_map(|t| Body::Admitted { queued: Nanos(t) }),
         any::<u64>().prop_map(|checkpoint| Body::Restored(Box::new(restore(checkpoint)))),
         any::<u64>().prop_map(|n| Body::Routed { route: Route::Dense, uncached_suffix: n }),
-        any::<(u64, u64)>().prop_map(|(done, total)| Body::PrefillProgress { done, total }),
+        (any::<(u64, u64, u64)>(), prop::option::of(device())).prop_map(|((done, total, wanted), device)| {
+            let shrunk = wanted.is_multiple_of(2).then_some(ShrunkChunk { wanted, admitted: wanted / 2 });
+            Body::PrefillProgress { done, total, shrunk, device }
+        }),
+        (any::<u64>(), prop::option::of(device())).prop_map(|(n, device)| Body::Memory {
+            cached_blocks: n,
+            live_blocks: n,
+            bytes: n,
+            limit_bytes: n,
+            slots: None,
+            device,
+        }),
         any::<u64>().prop_map(|n| Body::Prefilled { computed_tokens: n, took: Nanos(n) }),
         any::<u64>().prop_map(|index| Body::Token { token: 1, text: "x".into(), index }),
         any::<u64>().prop_map(|n| Body::Decoded {
@@ -146,6 +168,60 @@ fn what_nobody_measured_is_null_and_what_was_measured_as_zero_is_zero() {
     }));
     let row = serde_json::to_value(&ledger.rows()[0]).unwrap();
     assert_eq!((&row["checkpoint_tokens"], &row["stored_tokens"]), (&0.into(), &0.into()));
+}
+
+#[test]
+fn of_the_devices_memory_the_latest_reading_stays_and_the_highest_peak() {
+    let mut ledger = Ledger::new();
+    let reading = |active_bytes, peak_bytes| {
+        Some(DeviceMemory { active_bytes, peak_bytes, cached_bytes: None, limit_bytes: Some(100) })
+    };
+    let mut apply = |request, body| {
+        let request = Some(RequestId(request));
+        ledger.apply(&Event { seq: 0, at: Stamp(0), lane: Some(LaneId(0)), request, body });
+    };
+    let progress = |device, shrunk| Body::PrefillProgress { done: 1, total: 9, shrunk, device };
+    let memory = |device| Body::Memory {
+        cached_blocks: 0,
+        live_blocks: 0,
+        bytes: 0,
+        limit_bytes: 0,
+        slots: None,
+        device,
+    };
+    let shrunk = |wanted, admitted| Some(ShrunkChunk { wanted, admitted });
+    apply(1, progress(reading(50, 90), shrunk(256, 64)));
+    apply(1, progress(None, None));
+    apply(1, progress(reading(60, 70), shrunk(256, 200)));
+    apply(1, memory(reading(20, 80)));
+    apply(2, progress(None, None));
+    apply(3, progress(reading(30, 95), None));
+    assert_eq!(ledger.device_memory(), reading(30, 95));
+    let of = |request| ledger.request(RequestId(request)).unwrap();
+    assert_eq!(of(1).device_memory, reading(20, 90));
+    assert_eq!(of(1).shrunk, Some(ShrunkChunks { chunks: 2, smallest_tokens: 64 }));
+    assert_eq!((of(2).device_memory, of(2).shrunk), (None, None));
+    assert_eq!((of(3).device_memory, of(3).shrunk), (reading(30, 95), None));
+    let rows = serde_json::to_value(ledger.rows()).unwrap();
+    let expected = serde_json::json!({
+        "active_bytes": 20, "peak_bytes": 90, "cached_bytes": null, "limit_bytes": 100
+    });
+    assert_eq!(rows[0]["device_memory"], expected);
+    assert!(rows[1]["device_memory"].is_null() && rows[1]["shrunk_chunks"].is_null());
+}
+
+#[test]
+fn the_facts_hash_ignores_how_much_memory_there_was() {
+    let hash = |shrunk, device| {
+        let mut ledger = Ledger::new();
+        let body = Body::PrefillProgress { done: 1, total: 9, shrunk, device };
+        let (lane, request) = (Some(LaneId(0)), Some(RequestId(1)));
+        ledger.apply(&Event { seq: 0, at: Stamp(0), lane, request, body });
+        ledger.facts_hash()
+    };
+    let device = DeviceMemory { active_bytes: 1, peak_bytes: 2, cached_bytes: Some(3), limit_bytes: None };
+    let shrunk = ShrunkChunk { wanted: 256, admitted: 1 };
+    assert_eq!(hash(None, None), hash(Some(shrunk), Some(device)));
 }
 
 #[test]

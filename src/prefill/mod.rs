@@ -17,6 +17,11 @@ pub fn dense_chunk(
     computed.min(end)..end
 }
 
+/// `chunk` as far as there is memory for it: its first `admitted` tokens, and one where that is none.
+pub fn admitted(chunk: Range<usize>, admitted: usize) -> Range<usize> {
+    chunk.start..chunk.end.min(chunk.start.saturating_add(admitted.max(1)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -41,5 +46,13 @@ mod tests {
         assert_eq!(dense_chunk(0, 300, 100, Some(64)), 0..64);
         assert_eq!(dense_chunk(64, 300, 100, Some(256)), 64..164);
         assert_eq!(dense_chunk(164, 300, 100, Some(256)), 164..256);
+    }
+
+    #[test]
+    fn memory_shrinks_a_chunk_and_never_empties_or_extends_it() {
+        assert_eq!(admitted(64..164, 30), 64..94);
+        assert_eq!(admitted(64..164, 0), 64..65);
+        assert_eq!(admitted(64..164, usize::MAX), 64..164);
+        assert!(admitted(64..64, 10).is_empty());
     }
 }

@@ -11,6 +11,7 @@ pub mod cadence;
 pub mod editor;
 pub mod input;
 pub mod log;
+mod memory;
 mod overlay;
 pub mod panes;
 pub mod scrub;

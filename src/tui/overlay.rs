@@ -7,6 +7,7 @@ use ratatui::widgets::{Block, Clear, Widget};
 use super::action::{self, Action, TEXT_KEYS};
 use super::app::{Model, Overlay};
 use super::editor::Editor;
+use super::memory;
 use super::text::{self, fit, left, sanitise};
 use super::theme::Tone;
 use super::view::Canvas;
@@ -62,6 +63,12 @@ fn help_lines(model: &Model) -> Vec<HelpLine> {
     lines.push(HelpLine::Blank);
     lines.push(HelpLine::Group("While typing"));
     lines.extend(TEXT_KEYS.iter().map(|(keys, words)| HelpLine::Entry((*keys).to_owned(), words, true)));
+    lines.push(HelpLine::Blank);
+    lines.push(HelpLine::Group("Memory, where the device counts it"));
+    let counted = model.ledger.device_memory().is_some();
+    lines.extend(
+        memory::WORDS.iter().map(|(word, means)| HelpLine::Entry((*word).to_owned(), means, counted)),
+    );
     lines
 }
 

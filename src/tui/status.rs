@@ -5,6 +5,7 @@ use ratatui::text::Line;
 
 use super::action::{self, ActionId};
 use super::app::Model;
+use super::memory::gauge;
 use super::text::{self, count, fit, signed, thousands};
 use super::theme::Tone;
 use super::view::{Canvas, WORKBENCH};
@@ -18,7 +19,15 @@ pub(super) fn draw_status(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     let room = usize::from(area.width).saturating_sub(gate_width + 1);
     let name = if area.width >= WORKBENCH.0 { " escarp  " } else { " " };
     let run = run_words(model, room.saturating_sub(name.len()));
-    let head = Line::from(vec![canvas.span(name, Tone::Key), canvas.span(run, Tone::Text)]);
+    let left = room.saturating_sub(name.len() + text::width(&run) + 3);
+    let device = model.ledger.device_memory().map(|memory| gauge(memory, left)).unwrap_or_default();
+    let between = if device.is_empty() { "" } else { "   " };
+    let head = Line::from(vec![
+        canvas.span(name, Tone::Key),
+        canvas.span(run, Tone::Text),
+        canvas.span(between, Tone::Dim),
+        canvas.span(device, Tone::Dim),
+    ]);
     canvas.line(area, 0, &head);
     let column = usize::from(area.width).saturating_sub(gate_width);
     canvas.put(area, column, 0, &format!(" {gate} "), Tone::Selected);

@@ -155,8 +155,11 @@ fn draw_pane(canvas: &mut Canvas<'_>, model: &Model, pane: Pane, area: Rect) {
     let border = canvas.style(if focused { Tone::BorderFocused } else { Tone::Border });
     let title_tone = if focused { Tone::BorderFocused } else { Tone::Strong };
     let marker = if focused { "▸" } else { " " };
-    let mut title = vec![canvas.span(format!("{marker}{} {} ", pane.digit(), pane.word()), title_tone)];
-    let note = panes::title_note(model, pane);
+    let name = format!("{marker}{} {} ", pane.digit(), pane.word());
+    // Two corners, and a blank behind the note.
+    let room = usize::from(area.width).saturating_sub(text::width(&name) + 3);
+    let mut title = vec![canvas.span(name, title_tone)];
+    let note = panes::title_note(model, pane, room);
     if !note.is_empty() {
         title.push(canvas.span(format!("{note} "), Tone::Dim));
     }

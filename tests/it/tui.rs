@@ -261,7 +261,16 @@ fn absurd_figures_draw_too() {
                 restore.losses.iter_mut().for_each(|loss| loss.tokens = huge);
                 restore.blocks.iter_mut().for_each(|block| block.index = u32::MAX);
             }
-            Body::PrefillProgress { done, total } => (*done, *total) = (huge, 1),
+            Body::PrefillProgress { done, total, shrunk, device } => {
+                (*done, *total) = (huge, 1);
+                *shrunk = Some(ShrunkChunk { wanted: huge, admitted: huge });
+                *device = Some(DeviceMemory {
+                    active_bytes: huge,
+                    peak_bytes: 0,
+                    cached_bytes: Some(huge),
+                    limit_bytes: Some(0),
+                });
+            }
             Body::Stored { stored_tokens, canonical_tokens, .. } => {
                 (*stored_tokens, *canonical_tokens) = (huge, huge)
             }
@@ -335,6 +344,87 @@ fn a_hybrid_shows_which_blocks_hold_a_snapshot() {
         snapshot(name, &frame);
     }
     assert!(!sample().text(120, 40).contains("recurrent"), "attention layers alone need no such row");
+}
+
+/// A device with a limit, in the middle of a prefill whose chunks it shrinks.
+fn short_of_memory() -> Bench {
+    let gib = |tenths: u64| tenths * (1 << 30) / 10;
+    let mut run = sample::session();
+    let turn = Turn { request: 9, turn: 9, name: "run-tests", fresh: 3_000, ..Turn::default() };
+    run.gate(Gate::Running, 0, Some(10));
+    let (_, total) = run.begin(&turn);
+    for (done, admitted, active) in [(256, None, 281), (384, Some(128), 340), (448, Some(64), 402)] {
+        let shrunk = admitted.map(|admitted| ShrunkChunk { wanted: 256, admitted });
+        let device = Some(DeviceMemory {
+            active_bytes: gib(active),
+            peak_bytes: gib(431),
+            cached_bytes: Some(gib(3)),
+            limit_bytes: Some(gib(480)),
+        });
+        run.say(Some(0), Some(9), Body::PrefillProgress { done, total, shrunk, device });
+    }
+    Bench::live(run.events())
+}
+
+#[test]
+fn the_devices_memory_and_what_it_did_to_a_prefill_are_told() {
+    let gauge = "device 40.2 GiB · peak 43.1 · buffer cache 307.2 MiB · limit 48.0 GiB ████████░░";
+    for (name, theme, width, height) in [
+        ("memory-80x24", ANSI, 80, 24),
+        ("memory-160x48", ANSI, 160, 48),
+        ("memory-80x24-mono-ascii", MONO_ASCII, 80, 24),
+        ("memory-160x48-mono-ascii", MONO_ASCII, 160, 48),
+    ] {
+        let mut bench = short_of_memory();
+        bench.theme = theme;
+        bench.press('3');
+        let frame = bench.frame(width, height);
+        let text = rows(&frame).join("\n");
+        assert!(
+            text.contains("memory     2 prefill chunks shrunk to fit in memory, smallest 64 tok"),
+            "{text}"
+        );
+        assert!(width < 160 || theme != ANSI || text.contains(gauge), "{text}");
+        let head = text.lines().next().unwrap();
+        assert!(width < 160 || head.contains("device 40.2 GiB") && head.contains("limit 48.0 GiB"), "{head}");
+        snapshot(name, &frame);
+    }
+    let mut bench = short_of_memory();
+    bench.press('5');
+    let text = bench.text(160, 48);
+    assert!(
+        text.contains("448/3,172, chunk of 256 shrunk to 64 for want of memory; device 40.2 GiB"),
+        "{text}"
+    );
+    bench.press('6');
+    let title = rows(&bench.frame(80, 24)).swap_remove(2);
+    assert!(title.contains("55 blocks · device 40.2 GiB ─"), "{title}");
+}
+
+#[test]
+fn where_nobody_counts_memory_there_is_no_gauge() {
+    let mut events = sample::session().events();
+    for event in &mut events {
+        if let Body::PrefillProgress { device, .. } | Body::Memory { device, .. } = &mut event.body {
+            *device = None;
+        }
+    }
+    for pane in Pane::ALL {
+        let mut bench = Bench::live(events.clone());
+        bench.press(char::from_digit(pane.digit() as u32, 10).unwrap());
+        let text = bench.text(160, 48);
+        assert!(!text.contains("device ") && !text.contains("\n│memory "), "{text}");
+    }
+}
+
+#[test]
+fn the_help_explains_the_words_of_the_gauge() {
+    let mut bench = sample();
+    bench.press('?');
+    let text = bench.text(160, 100);
+    for words in ["buffer cache ", "limit ", "prefill chunks shrink to stay below it"] {
+        assert!(text.contains(words), "{words} is missing in {text}");
+    }
 }
 
 #[test]
@@ -481,6 +571,16 @@ fn a_followed_transcript_stays_at_the_end_and_a_scrolled_one_stays_put() {
 fn recorded_run() -> Vec<Event> {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/fixtures/tools-change.jsonl");
     escarp::event::record::read(&path).unwrap()
+}
+
+#[test]
+fn a_recording_from_before_memory_was_told_reads_and_shows_none() {
+    let mut ledger = escarp::ledger::Ledger::new();
+    recorded_run().iter().for_each(|event| ledger.apply(event));
+    assert_eq!(ledger.requests().count(), 6);
+    assert_eq!(ledger.device_memory(), None);
+    assert!(ledger.memory().is_some());
+    assert!(ledger.requests().all(|request| request.device_memory.is_none() && request.shrunk.is_none()));
 }
 
 /// The README's picture. `ESCARP_UPDATE_ASSETS=1` writes it anew.

@@ -9,7 +9,7 @@ use super::elementwise::{exp, load_some, logistic, store_some};
 use super::isa::{Isa, LANES};
 use super::kernel::{Kernel, Task};
 use super::kv::{Element, Kv, Pages, TILE};
-use super::memory::{Parts, Scratch};
+use super::memory::{Parts, Scratch, Tally};
 use super::pool::Pool;
 use crate::device::PageId;
 use crate::device::ops::{AttentionShape, Rows};
@@ -30,8 +30,8 @@ pub(super) struct AttentionScratch {
 
 impl AttentionScratch {
     /// Nothing yet.
-    pub(super) fn new() -> AttentionScratch {
-        AttentionScratch { partials: Scratch::new() }
+    pub(super) fn new(tally: &Tally) -> AttentionScratch {
+        AttentionScratch { partials: Scratch::new(tally) }
     }
 }
 

@@ -10,7 +10,7 @@ use super::by_rows;
 use super::elementwise::{load_some, norm_factor, silu_times, squares, store_some};
 use super::isa::{Isa, LANES};
 use super::kernel::{Kernel, Task};
-use super::memory::{Parts, Scratch};
+use super::memory::{Parts, Scratch, Tally};
 use super::pool::Pool;
 use super::quantise::rows_a_task;
 use super::states::{Before, LayerLog, Log, STRIP, States, StripPlace, Taken};
@@ -67,8 +67,8 @@ pub(super) struct DeltaScratch {
 
 impl DeltaScratch {
     /// Nothing yet.
-    pub(super) fn new() -> DeltaScratch {
-        DeltaScratch { prepared: Scratch::new() }
+    pub(super) fn new(tally: &Tally) -> DeltaScratch {
+        DeltaScratch { prepared: Scratch::new(tally) }
     }
 }
 

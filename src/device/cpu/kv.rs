@@ -8,7 +8,7 @@ use bytemuck::Pod;
 use half::f16;
 
 use super::isa::{Isa, LANES};
-use super::memory::{Arena, Slab};
+use super::memory::{Arena, Slab, Tally};
 use crate::device::ops::{KvShape, PAGE_MULTIPLE};
 use crate::device::{DeviceError, PageId};
 
@@ -130,8 +130,8 @@ impl Layout {
 
 impl Kv {
     /// An empty store.
-    pub(super) fn new(layout: Layout) -> Kv {
-        Kv { layout, arena: Arena::new(), pages: Vec::new() }
+    pub(super) fn new(layout: Layout, tally: &Tally) -> Kv {
+        Kv { layout, arena: Arena::new(tally), pages: Vec::new() }
     }
 
     /// Where its numbers lie.

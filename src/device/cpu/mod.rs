@@ -27,7 +27,7 @@ use attention::{Attention, AttentionScratch};
 use delta::DeltaScratch;
 use elementwise::{Add, Gate, GateRows, NormHeads, RmsNorm, RotaryTable, Rotate};
 use experts::{Expert, Gather};
-use memory::{Arena, Parts, Recycler};
+use memory::{Arena, Parts, Recycler, Tally};
 use pack::Matrix;
 use pool::Pool;
 use quantise::{Operands, rows_a_task};
@@ -46,7 +46,7 @@ use super::ops::{
 };
 use super::weights::WeightSource;
 use super::weights::read::{plain, plain_of};
-use super::{DeviceError, PageId, SlotId, StateFlow};
+use super::{DeviceError, MemoryUse, PageId, SlotId, StateFlow};
 use crate::config::Precision;
 use crate::event::Identity;
 
@@ -72,6 +72,7 @@ pub struct Cpu {
     attention: AttentionScratch,
     delta: DeltaScratch,
     rotary: Option<RotaryTable>,
+    tally: Tally,
 }
 
 /// A linear layer: matrices stacked by rows.
@@ -99,16 +100,18 @@ impl Cpu {
         }
         let pool = Pool::new(options.threads)
             .map_err(|error| DeviceError::Contract(format!("no thread could be started: {error}")))?;
+        let tally = Tally::default();
         Ok(Cpu {
             precision: options.precision,
             kernel,
             pool,
-            weights: Arena::new(),
-            recycler: Recycler::new(),
-            operands: Operands::new(),
-            attention: AttentionScratch::new(),
-            delta: DeltaScratch::new(),
+            weights: Arena::new(&tally),
+            recycler: Recycler::new(&tally),
+            operands: Operands::new(&tally),
+            attention: AttentionScratch::new(&tally),
+            delta: DeltaScratch::new(&tally),
             rotary: None,
+            tally,
         })
     }
 
@@ -163,6 +166,10 @@ impl Device for Cpu {
         Identity::Bitwise
     }
 
+    fn memory(&self) -> Option<MemoryUse> {
+        Some(self.tally.memory())
+    }
+
     fn load_linear(&mut self, stacked: &[WeightSource<'_>]) -> Result<Linear, DeviceError> {
         if stacked.is_empty() {
             return Err(DeviceError::Contract("a linear layer of no tensors".to_owned()));
@@ -198,7 +205,7 @@ impl Device for Cpu {
     }
 
     fn new_kv(&mut self, shape: KvShape) -> Result<Kv, DeviceError> {
-        Ok(Kv::new(self.layout(shape)?))
+        Ok(Kv::new(self.layout(shape)?, &self.tally))
     }
 
     fn kv_page_bytes(&self, shape: KvShape) -> usize {
@@ -214,7 +221,7 @@ impl Device for Cpu {
     }
 
     fn new_states(&mut self, shape: StateShape) -> Result<States, DeviceError> {
-        States::new(shape)
+        States::new(shape, &self.tally)
     }
 
     fn slot_bytes(&self, shape: StateShape) -> usize {

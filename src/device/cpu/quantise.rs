@@ -9,7 +9,7 @@
 use super::encoding::Meaning;
 use super::isa::{GROUP, Isa, LANES};
 use super::kernel::{Kernel, Task};
-use super::memory::{Parts, Scratch};
+use super::memory::{Parts, Scratch, Tally};
 use super::pool::Pool;
 
 /// Rows of the largest block.
@@ -72,12 +72,12 @@ pub(super) struct Regrouped<'a> {
 
 impl Operands {
     /// Nothing yet.
-    pub(super) fn new() -> Operands {
+    pub(super) fn new(tally: &Tally) -> Operands {
         Operands {
-            data: Scratch::new(),
-            scales: Scratch::new(),
-            corrections: Scratch::new(),
-            plain: Scratch::new(),
+            data: Scratch::new(tally),
+            scales: Scratch::new(tally),
+            corrections: Scratch::new(tally),
+            plain: Scratch::new(tally),
         }
     }
 

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::isa::LANES;
-use super::memory::{Arena, Slab};
+use super::memory::{Arena, Slab, Tally};
 use crate::device::ops::{DeltaShape, StateShape};
 use crate::device::{DeviceError, SlotId, StateFlow};
 
@@ -135,9 +135,9 @@ pub(super) enum Before<'a> {
 
 impl States {
     /// No slots.
-    pub(super) fn new(shape: StateShape) -> Result<States, DeviceError> {
+    pub(super) fn new(shape: StateShape, tally: &Tally) -> Result<States, DeviceError> {
         let layout = Layout::new(shape)?;
-        Ok(States { layout, arena: Arena::new(), slots: Vec::new(), logs: HashMap::new() })
+        Ok(States { layout, arena: Arena::new(tally), slots: Vec::new(), logs: HashMap::new() })
     }
 
     /// Bytes a slot of `shape` takes.

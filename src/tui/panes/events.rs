@@ -6,8 +6,9 @@ use ratatui::layout::Rect;
 use ratatui::text::Line;
 use unicode_segmentation::UnicodeSegmentation;
 
-use crate::event::{Body, Event};
+use crate::event::{Body, DeviceMemory, Event};
 use crate::tui::app::{Model, Page, Pane};
+use crate::tui::memory::gauge;
 use crate::tui::text::{duration, fit, sanitise, signed, thousands};
 use crate::tui::theme::Tone;
 use crate::tui::view::Canvas;
@@ -67,6 +68,7 @@ fn event_line(event: &Event) -> EventLine {
             | Body::Gap { .. }
             | Body::StalePage { .. }
             | Body::SessionCut { .. }
+            | Body::PrefillProgress { shrunk: Some(_), .. }
     );
     EventLine { head, name, words, alarming }
 }
@@ -128,9 +130,20 @@ fn describe(body: &Body) -> (&'static str, String) {
         Body::Routed { route, uncached_suffix } => {
             ("routed", format!("{}, suffix {}", route.word(), thousands(*uncached_suffix)))
         }
-        Body::PrefillProgress { done, total } => {
-            ("prefill_progress", format!("{}/{}", thousands(*done), thousands(*total)))
-        }
+        Body::PrefillProgress { done, total, shrunk, device } => (
+            "prefill_progress",
+            format!(
+                "{}/{}{}{}",
+                thousands(*done),
+                thousands(*total),
+                shrunk.map_or_else(String::new, |s| format!(
+                    ", chunk of {} shrunk to {} for want of memory",
+                    thousands(s.wanted),
+                    thousands(s.admitted)
+                )),
+                device_words(*device)
+            ),
+        ),
         Body::Prefilled { computed_tokens, took } => {
             ("prefilled", format!("{} tokens in {}", thousands(*computed_tokens), duration(Some(*took))))
         }
@@ -164,10 +177,10 @@ fn describe(body: &Body) -> (&'static str, String) {
             ("finished", format!("{} after {}", reason.word(), duration(Some(*took))))
         }
         Body::Failed { message } => ("failed", safe(message)),
-        Body::Memory { cached_blocks, live_blocks, bytes, limit_bytes, slots } => (
+        Body::Memory { cached_blocks, live_blocks, bytes, limit_bytes, slots, device } => (
             "memory",
             format!(
-                "{} cached and {} live blocks, {}{} of {}",
+                "{} cached and {} live blocks, {}{} of {}{}",
                 thousands(*cached_blocks),
                 thousands(*live_blocks),
                 slots.map_or_else(String::new, |s| format!(
@@ -177,7 +190,8 @@ fn describe(body: &Body) -> (&'static str, String) {
                     crate::tui::text::bytes(s.bytes)
                 )),
                 crate::tui::text::bytes(*bytes),
-                crate::tui::text::bytes(*limit_bytes)
+                crate::tui::text::bytes(*limit_bytes),
+                device_words(*device)
             ),
         ),
         Body::StalePage { count } => ("stale_page", format!("{} so far", thousands(*count))),
@@ -187,6 +201,10 @@ fn describe(body: &Body) -> (&'static str, String) {
         Body::EngineFailed { message } => ("engine_failed", safe(message)),
         Body::RunEnded => ("run_ended", String::new()),
     }
+}
+
+fn device_words(device: Option<DeviceMemory>) -> String {
+    device.map_or_else(String::new, |device| format!("; {}", gauge(device, usize::MAX)))
 }
 
 /// An excerpt of foreign text, on one line.

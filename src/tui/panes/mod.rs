@@ -8,10 +8,11 @@ pub mod session;
 pub mod transcript;
 
 use super::app::{Model, Pane};
-use super::text::{bytes, thousands};
+use super::memory::gauge;
+use super::text::{bytes, thousands, width};
 
-/// What a pane's title says behind its name: units and legend, or what it is about.
-pub fn title_note(model: &Model, pane: Pane) -> String {
+/// What a pane's title says behind its name, where it has `room` columns for it: units and legend, or what it is about.
+pub fn title_note(model: &Model, pane: Pane, room: usize) -> String {
     match pane {
         Pane::Session => "tokens".to_owned(),
         Pane::Checkpoint => "tokens: ▁ prompt  █ checkpoint  ░ suffix".to_owned(),
@@ -26,15 +27,23 @@ pub fn title_note(model: &Model, pane: Pane) -> String {
         },
         Pane::Transcript => format!("lane {}", model.ui.lane.label()),
         Pane::Events => format!("{} folded", thousands(model.ledger.events())),
-        Pane::Log => match model.ledger.memory() {
-            Some(memory) => format!(
-                "cache {} of {}, {} blocks{}",
-                bytes(memory.bytes),
-                bytes(memory.limit_bytes),
-                thousands(memory.cached_blocks.saturating_add(memory.live_blocks)),
-                memory.slots.map_or_else(String::new, |s| format!(", {} snapshots", thousands(s.snapshots)))
-            ),
-            None => String::new(),
-        },
+        Pane::Log => memory_note(model, room),
     }
+}
+
+/// The prefix cache's memory, then as much of the device's as fits.
+fn memory_note(model: &Model, room: usize) -> String {
+    let cache = model.ledger.memory().map(|memory| {
+        format!(
+            "cache {} of {}, {} blocks{}",
+            bytes(memory.bytes),
+            bytes(memory.limit_bytes),
+            thousands(memory.cached_blocks.saturating_add(memory.live_blocks)),
+            memory.slots.map_or_else(String::new, |s| format!(", {} snapshots", thousands(s.snapshots)))
+        )
+    });
+    let left = room.saturating_sub(cache.as_ref().map_or(0, |words| width(words) + 3));
+    let device = model.ledger.device_memory().map(|device| gauge(device, left));
+    let parts = [cache, device.filter(|words| !words.is_empty())];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(" · ")
 }

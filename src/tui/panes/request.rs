@@ -10,6 +10,7 @@ use ratatui::text::{Line, Span};
 use crate::event::{BlockFact, Loss, Nanos, Residency, Restore, Segment, SegmentRun, Stamp};
 use crate::ledger::RequestFacts;
 use crate::tui::app::{Model, Pane};
+use crate::tui::memory;
 use crate::tui::text::{self, count, duration, kilo, left, right, thousands};
 use crate::tui::theme::Tone;
 use crate::tui::view::Canvas;
@@ -141,8 +142,12 @@ impl Drawing<'_> {
         let timing = self.timing(canvas, width);
         let legend = self.legend(canvas, width);
         let block = self.restore.map(|restore| self.block_detail(canvas, restore));
+        let memory = memory::of_request(canvas, self.request, width.saturating_sub(NAMES));
+        let memory = if memory.is_empty() { Vec::new() } else { flow(canvas, "memory", memory, width) };
         let snapshots = self.restore.is_some_and(has_snapshots);
-        let certain = 4 + losses.len() + 2 * block.iter().len() + usize::from(snapshots);
+        // That memory shrank a chunk explains the time, so it is told like a loss.
+        let memory_certain = memory.len().min(self.request.shrunk.iter().len());
+        let certain = 4 + losses.len() + 2 * block.iter().len() + usize::from(snapshots) + memory_certain;
         let mut spare = height.saturating_sub(certain);
         let mut grant = |wanted: usize| {
             let granted = wanted.min(spare);
@@ -153,6 +158,7 @@ impl Drawing<'_> {
         let legend_lines = grant(1);
         let loss_lines: Vec<usize> = losses.iter().map(|lines| 1 + grant(lines.len() - 1)).collect();
         let timing_lines = 1 + grant(timing.len() - 1);
+        let memory_lines = memory_certain + grant(memory.len() - memory_certain);
         let legend_lines = legend_lines + grant(legend.len() - legend_lines);
 
         let mut rows = vec![Row::Words(self.equation(canvas))];
@@ -167,8 +173,9 @@ impl Drawing<'_> {
         let shown =
             losses.into_iter().zip(loss_lines).flat_map(|(lines, shown)| lines.into_iter().take(shown));
         rows.extend(shown.map(Row::Words));
-        rows.truncate(height.saturating_sub(1));
+        rows.truncate(height.saturating_sub(1 + memory_certain));
         rows.extend(timing.into_iter().take(timing_lines).map(Row::Words));
+        rows.extend(memory.into_iter().take(memory_lines).map(Row::Words));
         rows
     }
 
@@ -421,7 +428,7 @@ impl Drawing<'_> {
 fn flow(
     canvas: &Canvas<'_>,
     name: &str,
-    groups: impl Iterator<Item = Vec<Span<'static>>>,
+    groups: impl IntoIterator<Item = Vec<Span<'static>>>,
     width: usize,
 ) -> Vec<Line<'static>> {
     let mut lines = vec![vec![canvas.span(left(name, NAMES), Tone::Dim)]];

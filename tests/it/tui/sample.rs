@@ -117,7 +117,11 @@ impl Run {
     pub fn prefill(&mut self, turn: &Turn, done: u64, total: u64) {
         self.now += (done - self.done.min(done)) * 3_400_000;
         self.done = if done == total { 0 } else { done };
-        self.say(Some(turn.lane), Some(turn.request), Body::PrefillProgress { done, total });
+        self.say(
+            Some(turn.lane),
+            Some(turn.request),
+            Body::PrefillProgress { done, total, shrunk: None, device: Some(device(total)) },
+        );
     }
 
     pub fn token(&mut self, turn: &Turn, index: u64, text: &str) {
@@ -161,10 +165,17 @@ impl Run {
             bytes: prompt * 23_040,
             limit_bytes: 4 << 30,
             slots: None,
+            device: Some(device(0)),
         };
-        self.say(None, None, memory);
+        self.say(lane, request, memory);
         self.gate(Gate::BeforeTurn, turn.lane, Some(turn.turn + 1));
     }
+}
+
+/// What the device holds behind a prefill of `suffix` tokens.
+fn device(suffix: u64) -> DeviceMemory {
+    let active_bytes = (180 << 20) + suffix * 24_576;
+    DeviceMemory { active_bytes, peak_bytes: 412 << 20, cached_bytes: Some(38 << 20), limit_bytes: None }
 }
 
 fn arrival(turn: &Turn, prompt: u64, first: bool) -> Arrival {
