@@ -165,8 +165,9 @@ pub trait Executor: Send {
     /// Makes pages `0..pages` and slots `0..slots` usable. Never shrinks. Their contents are undefined until written.
     fn reserve(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError>;
 
-    /// Computes the spans, each of another sequence, in one batch. After an error the pages and slots it was to write are undefined, and all others
-    /// hold what they held, but after [`DeviceError::StateLost`], which leaves nothing defined.
+    /// Computes the spans, each of another sequence, in one batch. After an error the positions and slots it was to write are undefined, and all
+    /// others hold what they held, but after [`DeviceError::StateLost`], which leaves nothing defined. So after
+    /// [`DeviceError::OutOfMemory`] a span that does not overwrite the slot it starts from may be asked for again.
     fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError>;
 
     /// Makes `flow.to` the state after the first `tokens` tokens of its span in the last forward, which was revocable and of at most

@@ -31,10 +31,30 @@ impl Scheduler<'_> {
         if work.is_empty() {
             return;
         }
+        let failed = self.compute(&work, outcome, clock, out);
+        let lost = failed.iter().map(|(_, error)| error).find(|e| matches!(***e, DeviceError::StateLost(_)));
+        let lost = lost.map(Arc::clone);
         // Ending a request moves the others in the list, so none ends before all spans were tried.
-        for (request, error) in self.compute(&work, outcome, clock, out) {
+        for (request, error) in failed {
             outcome.ended.extend(self.fail(request, Refused::Device(error), clock, out));
         }
+        if let Some(error) = lost {
+            self.give_up_state(&error, outcome, clock, out);
+        }
+    }
+
+    /// Ends every running request and empties the cache: nothing that was computed so far may be read again.
+    fn give_up_state(
+        &mut self,
+        error: &Arc<DeviceError>,
+        outcome: &mut StepOutcome,
+        clock: &mut Clock,
+        out: &mut Emitter,
+    ) {
+        for sequence in std::mem::take(&mut self.running) {
+            outcome.ended.push(self.refuse(sequence, Refused::Device(Arc::clone(error)), clock, out));
+        }
+        self.cache.evict_all(clock.now());
     }
 
     /// Computes `work` in one forward; where there is no memory for all of it, span by span, so that only those end that do not
@@ -56,7 +76,11 @@ impl Scheduler<'_> {
             match tried {
                 Some(Ok(())) => {}
                 Some(Err(own @ DeviceError::OutOfMemory { .. })) => failed.push((request, Arc::new(own))),
-                // Where the batch has cost the state that the span starts from, the batch is the reason.
+                Some(Err(lost @ DeviceError::StateLost(_))) => {
+                    failed.push((request, Arc::new(lost)));
+                    break;
+                }
+                // Where the batch has overwritten the state that the span starts from, the batch is the reason.
                 Some(Err(_)) | None => failed.push((request, Arc::clone(&error))),
             }
         }

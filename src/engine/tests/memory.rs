@@ -3,7 +3,7 @@
 use super::hybrid::{narrow, replies, restores};
 use super::*;
 use crate::device::{
-    DeviceError, Executor, ExecutorFacts, Forward, MemoryUse, PageId, SlotId, Span, StateFlow,
+    DeviceError, Executor, ExecutorFacts, Forward, LogitRows, MemoryUse, PageId, SlotId, Span, StateFlow,
 };
 use crate::event::{DeviceMemory, ShrunkChunk};
 use crate::model;
@@ -15,21 +15,50 @@ struct Want {
     admits: fn(usize) -> usize,
     /// Whether a batch finds no memory.
     refuses: fn(&[Span<'_>]) -> bool,
+    /// What that costs.
+    cost: Cost,
 }
 
-const NOTHING: Want = Want { admits: |_| usize::MAX, refuses: |_| false };
+/// What a forward without memory costs.
+#[derive(Clone, Copy, PartialEq)]
+enum Cost {
+    /// It fails before it writes.
+    Nothing,
+    /// It fails after it has written.
+    Written,
+    /// With it goes all state.
+    All,
+}
+
+const NOTHING: Want = Want { admits: |_| usize::MAX, refuses: |_| false, cost: Cost::Nothing };
 
 /// A device that behaves like the one inside it until memory runs out.
 struct Short {
     inner: Box<dyn Executor>,
     want: Want,
+    reserved: (usize, usize),
     forwards: u64,
 }
 
 impl Short {
     fn around(Loaded { executor, text }: Loaded, want: Want) -> Loaded {
-        let short = Short { inner: executor, want, forwards: 0 };
+        let short = Short { inner: executor, want, reserved: (0, 0), forwards: 0 };
         Loaded { executor: Box::new(short), text }
+    }
+}
+
+impl Short {
+    /// Every page and slot holds the state of some other context from here on.
+    fn spoil(&mut self) {
+        let (pages, slots) = self.reserved;
+        let page_tokens = self.inner.facts().page_tokens;
+        for page in 0..pages as u32 {
+            let to = (page as usize).checked_rem(slots).map(|slot| SlotId(slot as u32));
+            let state = to.map(|to| StateFlow { from: None, to, revocable: false });
+            let (pages, tokens) = ([PageId(page)], vec![1_000_000 + page; page_tokens]);
+            let logits = LogitRows::None;
+            self.inner.forward(&[Span { pages: &pages, start: 0, tokens: &tokens, state, logits }]).unwrap();
+        }
     }
 }
 
@@ -39,11 +68,20 @@ impl Executor for Short {
     }
 
     fn reserve(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
+        self.reserved = (pages.max(self.reserved.0), slots.max(self.reserved.1));
         self.inner.reserve(pages, slots)
     }
 
     fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError> {
         if (self.want.refuses)(spans) {
+            match self.want.cost {
+                Cost::Nothing => {}
+                Cost::Written => drop(self.inner.forward(spans)?),
+                Cost::All => {
+                    self.spoil();
+                    return Err(DeviceError::StateLost("scores".to_owned()));
+                }
+            }
             return Err(DeviceError::OutOfMemory { bytes: 1 << 30, problem: "scores".to_owned() });
         }
         self.forwards += 1;
@@ -203,6 +241,62 @@ fn only_the_request_that_does_not_fit_alone_ends() {
         let mut expected = replies(&roomy);
         expected.remove(&RequestId(2));
         assert_eq!(replies(&tight), expected);
+    }
+}
+
+#[test]
+fn a_forward_that_fails_midway_costs_at_most_what_it_overwrote() {
+    let together = |scheduler: &mut Scheduler<'_>, clock: &mut Clock, out: &mut Emitter| {
+        for (seed, tokens) in [(0, 20), (1, 300), (2, 150)] {
+            scheduler.submit(submission(prompt(seed, tokens), 9), clock, out);
+        }
+        drain(scheduler, clock, out);
+        scheduler.submit(submission(prompt(3, 500), 9), clock, out);
+    };
+    for (ground, hybrid) in grounds(3).into_iter().zip([false, true]) {
+        let roomy = on(&ground, NOTHING, together);
+        let refuses = |spans: &[Span<'_>]| spans.len() > 1 && rows(spans) > 20;
+        let midway = on(&ground, Want { refuses, cost: Cost::Written, ..NOTHING }, together);
+        let failed = failed(&midway);
+        assert_eq!(failed.is_empty(), !hybrid, "only a hybrid's slots are overwritten: {failed:?}");
+        assert!(failed.iter().all(|(_, message)| message.contains("cannot hold")), "{failed:?}");
+        let (said, expected) = (replies(&midway), replies(&roomy));
+        for (request, expected) in expected {
+            if failed.iter().all(|(id, _)| *id != request.0) {
+                assert_eq!(said[&request], expected);
+            }
+        }
+        assert!(failed.len() < 4 && said.contains_key(&RequestId(4)));
+    }
+}
+
+#[test]
+fn state_that_the_device_lost_is_not_read_again() {
+    let work = |scheduler: &mut Scheduler<'_>, clock: &mut Clock, out: &mut Emitter| {
+        for (seed, tokens) in [(0, 200), (1, 30)] {
+            scheduler.submit(submission(prompt(seed, tokens), 9), clock, out);
+        }
+        drain(scheduler, clock, out);
+        // Two are under way when the second finds no memory, and another waits.
+        for (seed, tokens) in [(2, 70), (3, 600), (0, 200)] {
+            scheduler.submit(submission(prompt(seed, tokens), 200), clock, out);
+        }
+    };
+    for ground in grounds(2) {
+        let refuses = |spans: &[Span<'_>]| spans.iter().any(|s| s.tokens.len() > 1 && s.start >= 400);
+        let roomy = on(&ground, NOTHING, work);
+        let events = on(&ground, Want { refuses, cost: Cost::All, ..NOTHING }, work);
+        let failed = failed(&events);
+        assert_eq!(failed.iter().map(|(request, _)| *request).collect::<Vec<_>>(), [3, 4]);
+        assert!(failed[0].1.contains("lost all state"), "{failed:?}");
+        let checkpoints: Vec<u64> = restores(&roomy).iter().map(|r| r.checkpoint_tokens).collect();
+        assert_eq!(checkpoints, [0, 0, 0, 0, 192]);
+        assert_eq!(restores(&events)[4].checkpoint_tokens, 0, "the cache is empty");
+        let (said, expected) = (replies(&events), replies(&roomy));
+        for request in [1, 2, 5].map(RequestId) {
+            assert_eq!(said[&request], expected[&request]);
+        }
+        assert!(expected[&RequestId(3)].starts_with(&said[&RequestId(3)]), "what was said before the loss");
     }
 }
 
