@@ -5,6 +5,7 @@
 //! prefill stops where the engine would capture a snapshot. The best of several repetitions counts, since whatever else
 //! the machine does can only make a run slower.
 
+pub(super) mod identity;
 mod machine;
 
 use std::time::Instant;
@@ -31,8 +32,10 @@ pub(super) const EXAMPLES: &[Example] = &[
 
 /// Options of `bench`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = examples(EXAMPLES))]
+#[command(args_conflicts_with_subcommands = true, after_help = examples(EXAMPLES))]
 pub(super) struct Options {
+    #[command(subcommand)]
+    other: Option<Other>,
     /// Prompt lengths, tokens; each is computed from nothing, without the cache
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "512,2048", value_parser = positive())]
     sizes: Vec<usize>,
@@ -53,6 +56,13 @@ pub(super) struct Options {
     json: bool,
     #[command(flatten)]
     model: ModelOptions,
+}
+
+/// What else `bench` measures.
+#[derive(Debug, clap::Subcommand)]
+enum Other {
+    /// Measure what changes when the same tokens are computed by another route: logits, likeliest tokens, text.
+    Identity(identity::Options),
 }
 
 fn positive() -> RangedU64ValueParser<usize> {
@@ -95,6 +105,9 @@ struct Run {
 }
 
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
+    if let Some(Other::Identity(options)) = &options.other {
+        return identity::run(options);
+    }
     let threads = options.threads.map(|n| Override::new("--threads", "model.threads", i64::from(n)));
     let precision = options.precision.as_deref().map(|p| Override::new("--precision", "model.precision", p));
     let config = options.model.config(threads.into_iter().chain(precision))?;

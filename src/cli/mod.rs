@@ -102,6 +102,7 @@ mod tests {
             inspect::EXAMPLES,
             logits::EXAMPLES,
             bench::EXAMPLES,
+            bench::identity::EXAMPLES,
             completions::EXAMPLES,
         ];
         for (line, _) in all.into_iter().flatten() {
@@ -115,9 +116,15 @@ mod tests {
     fn every_command_shows_an_example() {
         let mut command = Args::command();
         command.build();
+        check_examples("escarp", &command);
+    }
+
+    fn check_examples(of: &str, command: &clap::Command) {
         for sub in command.get_subcommands().filter(|c| c.get_name() != "help") {
+            let name = format!("{of} {}", sub.get_name());
             let help = sub.get_after_help().map(|h| h.to_string()).unwrap_or_default();
-            assert!(help.contains(&format!("escarp {}", sub.get_name())), "{}: {help}", sub.get_name());
+            assert!(help.contains(&name), "{name}: {help}");
+            check_examples(&name, sub);
         }
     }
 

@@ -8,6 +8,7 @@
 #[cfg(test)]
 pub(crate) mod conformance;
 pub mod cpu;
+pub mod identity;
 #[cfg(any(feature = "mlx", target_os = "macos"))]
 pub mod mlx;
 pub mod ops;

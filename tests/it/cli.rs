@@ -20,20 +20,20 @@ fn escarp() -> Command {
     command
 }
 
-fn run<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
+pub(crate) fn run<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
     escarp().args(arguments).output().unwrap()
 }
 
-fn stdout(output: &Output) -> &str {
+pub(crate) fn stdout(output: &Output) -> &str {
     std::str::from_utf8(&output.stdout).unwrap()
 }
 
-fn stderr(output: &Output) -> &str {
+pub(crate) fn stderr(output: &Output) -> &str {
     std::str::from_utf8(&output.stderr).unwrap()
 }
 
 /// Standard output of a run that must succeed.
-fn succeed<S: AsRef<OsStr>>(arguments: &[S]) -> String {
+pub(crate) fn succeed<S: AsRef<OsStr>>(arguments: &[S]) -> String {
     let output = run(arguments);
     assert!(output.status.success(), "{}", stderr(&output));
     stdout(&output).to_owned()
@@ -74,16 +74,29 @@ fn check_rows(rows: &[Value]) {
     }
 }
 
+/// Every command with its full name, subcommands behind those they belong to.
+fn commands(root: &clap::Command) -> Vec<(String, &clap::Command)> {
+    let mut all = Vec::new();
+    for command in root.get_subcommands() {
+        let name = format!("escarp {}", command.get_name());
+        // `help` has every command as a subcommand.
+        let below = command.get_subcommands().filter(|_| command.get_name() != "help");
+        let below: Vec<_> = below.filter(|below| below.get_name() != "help").collect();
+        all.push((name.clone(), command));
+        all.extend(below.into_iter().map(|below| (format!("{name} {}", below.get_name()), below)));
+    }
+    all
+}
+
 #[test]
 fn help_of_every_command() {
     let mut all = String::new();
     let mut root = escarp::cli::Args::command().term_width(100);
     all += &root.render_help().to_string();
-    for command in root.get_subcommands() {
+    for (name, command) in commands(&root) {
         // A subcommand by itself does not know whose it is.
-        let name = format!("escarp {}", command.get_name());
-        let help = command.clone().bin_name(name).term_width(100).render_help();
-        all += &format!("\n---- escarp {} --help\n{help}", command.get_name());
+        let help = command.clone().bin_name(&name).term_width(100).render_help();
+        all += &format!("\n---- {name} --help\n{help}");
     }
     insta::assert_snapshot!(all);
 }
@@ -270,7 +283,8 @@ fn inspect_describes_a_session() {
 fn examples_on_the_simulated_device_run() {
     let folder = tempfile::tempdir().unwrap();
     let help = |command: &clap::Command| command.get_after_help().map(|h| h.to_string()).unwrap_or_default();
-    let texts: Vec<_> = escarp::cli::Args::command().get_subcommands().map(help).collect();
+    let root = escarp::cli::Args::command();
+    let texts: Vec<_> = commands(&root).into_iter().map(|(_, command)| help(command)).collect();
     let lines = texts.iter().flat_map(|text| text.lines()).map(str::trim);
     let runnable = |line: &&str| {
         let starts = ["escarp replay", "escarp logits", "escarp bench"].iter().any(|s| line.starts_with(s));

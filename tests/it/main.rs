@@ -3,6 +3,7 @@
 
 mod cli;
 mod config;
+mod identity;
 mod model;
 mod platforms;
 mod pty;
