@@ -30,7 +30,7 @@
 //! * [`model`]: model files, the bundled models, tokenizer, chat template with a segment for every token, and one decoder for all
 //!   architectures, written against [`device::ops::Device`].
 //! * [`device`]: the seam between models and arithmetic. `cpu` has kernels of its own, `mlx` builds
-//!   graphs for Apple's GPU, `sim` is a pseudo-model with a cost model.
+//!   graphs for Apple's GPU, `sim` is a pseudo-model with a cost model. [`device::identity`] measures what another route changes.
 //! * [`cache`]: hash-chained blocks, pages and slots with their holders, snapshots of recurrent state, the prefix index, and
 //!   the restore with its named losses.
 //! * [`prefill`] and [`decode`]: how a suffix is cut into chunks; how a token is chosen.

@@ -243,10 +243,16 @@ impl Cache {
         self.slots.check(slot)
     }
 
-    /// A free page with one holder, evicting the least recently used blocks as needed on behalf of `request`.
-    pub fn allocate(&mut self, request: RequestId, now: Stamp) -> Result<PageRef, CacheFull> {
+    /// A free page with one holder, if possible the one that follows `before`, evicting the least recently used blocks as needed on behalf
+    /// of `request`.
+    pub fn allocate(
+        &mut self,
+        request: RequestId,
+        before: Option<PageRef>,
+        now: Stamp,
+    ) -> Result<PageRef, CacheFull> {
         loop {
-            if let Some(page) = self.pages.reuse() {
+            if let Some(page) = self.pages.reuse_after(before) {
                 return Ok(page);
             }
             let slots = self.committed_slots(self.snapshots_in_use());

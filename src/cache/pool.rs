@@ -4,6 +4,7 @@
 //! generation it was made for, so a reference that outlived its place's contents is noticed before anything is read
 //! through it.
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::marker::PhantomData;
@@ -77,13 +78,13 @@ struct Cell {
 #[derive(Debug)]
 pub struct Pool<P> {
     cells: Vec<Cell>,
-    free: Vec<u32>,
+    free: BTreeSet<u32>,
     kind: PhantomData<P>,
 }
 
 impl<P> Default for Pool<P> {
     fn default() -> Pool<P> {
-        Pool { cells: Vec::new(), free: Vec::new(), kind: PhantomData }
+        Pool { cells: Vec::new(), free: BTreeSet::new(), kind: PhantomData }
     }
 }
 
@@ -100,8 +101,18 @@ impl<P: Place> Pool<P> {
 
     /// A place that was handed out before and is free now, with one holder.
     pub fn reuse(&mut self) -> Option<Ref<P>> {
-        let index = self.free.pop()?;
+        let index = self.free.pop_first()?;
         Some(self.first_hold(index))
+    }
+
+    /// The same; the one that follows `before` if that is free. Places that follow each other are read in one run by devices that keep them
+    /// side by side.
+    pub fn reuse_after(&mut self, before: Option<Ref<P>>) -> Option<Ref<P>> {
+        let next = before.and_then(|place| place.id.number().checked_add(1));
+        match next.filter(|next| self.free.remove(next)) {
+            Some(index) => Some(self.first_hold(index)),
+            None => self.reuse(),
+        }
     }
 
     /// A place that was never handed out before, with one holder. `None` when numbers run out.
@@ -134,7 +145,7 @@ impl<P: Place> Pool<P> {
         cell.holders = cell.holders.saturating_sub(1);
         if cell.holders == 0 {
             cell.generation = cell.generation.wrapping_add(1);
-            self.free.push(place.id.number());
+            self.free.insert(place.id.number());
         }
     }
 

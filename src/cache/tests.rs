@@ -27,7 +27,7 @@ fn serve(cache: &mut Cache, tokens: &[u32], request: u64) -> Result<usize, Cache
     cache.hold(&found);
     let mut pages = found.clone();
     while pages.len() < tokens.len().div_ceil(BLOCK) {
-        match cache.allocate(RequestId(request), Stamp(request)) {
+        match cache.allocate(RequestId(request), None, Stamp(request)) {
             Ok(page) => pages.push(page),
             Err(full) => {
                 cache.release(&pages);
@@ -126,13 +126,28 @@ proptest! {
 }
 
 #[test]
+fn a_sequence_gets_pages_that_follow_each_other_where_they_are_free() {
+    let mut pool = pool::Pool::<PageId>::default();
+    let pages: Vec<PageRef> = (0..9).map(|_| pool.grow().unwrap()).collect();
+    for index in [6, 2, 5, 4, 8] {
+        pool.release(pages[index]);
+    }
+    let mut mine = vec![pages[3]];
+    while let Some(page) = pool.reuse_after(mine.last().copied()) {
+        mine.push(page);
+    }
+    // The next ones, then the first that is free and those after it.
+    assert_eq!(mine.iter().map(|page| page.id().0).collect::<Vec<_>>(), [3, 4, 5, 6, 2, 8]);
+}
+
+#[test]
 fn running_requests_keep_their_pages_and_a_full_cache_says_so() {
     let mut cache = cache(3);
-    let held: Vec<_> = (0..3).map(|_| cache.allocate(RequestId(1), Stamp(0)).unwrap()).collect();
-    let full = cache.allocate(RequestId(2), Stamp(0)).unwrap_err();
+    let held: Vec<_> = (0..3).map(|_| cache.allocate(RequestId(1), None, Stamp(0)).unwrap()).collect();
+    let full = cache.allocate(RequestId(2), None, Stamp(0)).unwrap_err();
     assert_eq!(full, CacheFull::Pages { limit: 3 });
     cache.release(&held[..1]);
-    assert!(cache.allocate(RequestId(2), Stamp(0)).is_ok());
+    assert!(cache.allocate(RequestId(2), None, Stamp(0)).is_ok());
 }
 
 #[test]
@@ -161,7 +176,8 @@ fn hybrid(pages: usize, snapshots: usize) -> Cache {
 /// Stores `tokens` with a snapshot at the end of each of the `ends` (in blocks) for which there is room.
 fn store_with_snapshots(cache: &mut Cache, tokens: &[u32], ends: &[usize], request: u64) {
     let (request, now) = (RequestId(request), Stamp(request));
-    let pages: Vec<_> = (0..tokens.len() / BLOCK).map(|_| cache.allocate(request, now).unwrap()).collect();
+    let pages: Vec<_> =
+        (0..tokens.len() / BLOCK).map(|_| cache.allocate(request, None, now).unwrap()).collect();
     let mut captured = Vec::new();
     for blocks in ends {
         if let Some(slot) = cache.allocate_snapshot(request, now) {
@@ -260,7 +276,7 @@ proptest! {
         for (step, (operation, index)) in operations.iter().enumerate() {
             let (request, now) = (RequestId(step as u64), Stamp(step as u64));
             match operation {
-                0 => pages.extend(cache.allocate(request, now)),
+                0 => pages.extend(cache.allocate(request, None, now)),
                 1 => match cache.allocate_live_slot() {
                     Ok(slot) => live.push(slot),
                     Err(_) => prop_assert_eq!(live.len(), sequences),
@@ -292,9 +308,9 @@ proptest! {
 #[test]
 fn a_page_that_was_reused_is_noticed() {
     let mut cache = cache(1);
-    let page = cache.allocate(RequestId(1), Stamp(0)).unwrap();
+    let page = cache.allocate(RequestId(1), None, Stamp(0)).unwrap();
     cache.release(&[page]);
-    let reused = cache.allocate(RequestId(2), Stamp(0)).unwrap();
+    let reused = cache.allocate(RequestId(2), None, Stamp(0)).unwrap();
     assert_eq!(page.id(), reused.id());
     assert!(cache.check(reused).is_ok());
     let stale = cache.check(page).unwrap_err();

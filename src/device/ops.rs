@@ -84,6 +84,9 @@ impl AttentionShape {
 /// Attention scores a device holds at once, of all heads together, where it holds any: rows go in blocks for that.
 pub const SCORES: usize = 1 << 26;
 
+/// Numbers of plain expert matrices a device puts side by side at once, where it has no product that takes each row to its own.
+pub const GATHERED: usize = 1 << 24;
+
 /// Tokens a short convolution spans at most.
 pub const MAX_TAPS: usize = 16;
 

@@ -101,6 +101,20 @@ impl SlotTable {
         }
     }
 
+    /// Takes note that a forward that was about to write failed: nothing stands in the slots it was to write, and nothing can be taken back.
+    pub fn fail(&mut self, spans: &[Span<'_>]) {
+        self.revocable.clear();
+        for flow in spans.iter().filter_map(|span| span.state) {
+            self.positions[flow.to.0 as usize] = None;
+        }
+    }
+
+    /// Takes note that all state is lost.
+    pub fn lose(&mut self) {
+        self.revocable.clear();
+        self.positions.fill(None);
+    }
+
     /// Checks that the last forward can be taken back to `tokens` tokens of the span of `flow`.
     pub fn check_rewind(&self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {
         match self.revocable.iter().find(|span| span.flow == flow) {
@@ -132,6 +146,24 @@ mod tests {
     fn span(start: usize, tokens: usize, state: StateFlow) -> Span<'static> {
         let tokens = &TOKENS[..tokens];
         Span { pages: &[], start, tokens, state: Some(state), logits: LogitRows::None }
+    }
+
+    #[test]
+    fn after_a_failure_nothing_starts_from_what_was_to_be_written() {
+        let mut table = SlotTable::default();
+        table.reserve(3);
+        run(&mut table, &[span(0, 5, flow(None, 0, false))]).unwrap();
+        let drafted = flow(Some(0), 1, true);
+        run(&mut table, &[span(5, 3, drafted)]).unwrap();
+        let next = span(8, 2, flow(Some(1), 1, false));
+        table.check(&[next]).unwrap();
+        table.advance(&[next]);
+        table.fail(&[next]);
+        assert!(table.check(&[next]).is_err() && table.check_rewind(drafted, 2).is_err());
+        table.check(&[span(5, 3, drafted)]).unwrap();
+        table.lose();
+        assert!(table.check(&[span(5, 3, drafted)]).is_err());
+        table.check(&[span(0, 5, flow(None, 2, false))]).unwrap();
     }
 
     fn run(table: &mut SlotTable, spans: &[Span<'_>]) -> Result<(), DeviceError> {

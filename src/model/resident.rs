@@ -152,8 +152,12 @@ where
         match self.compute(spans) {
             Ok(logits) => Ok(Forward { logits, compute: Nanos::from(began.elapsed()) }),
             Err(error) => {
-                self.device.recover(&mut self.state.kv, self.state.states.as_mut())?;
-                Err(error)
+                self.slots.fail(spans);
+                let recovered = self.device.recover(&mut self.state.kv, self.state.states.as_mut());
+                if recovered.is_err() {
+                    self.slots.lose();
+                }
+                Err(recovered.err().unwrap_or(error))
             }
         }
     }

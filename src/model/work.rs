@@ -1,10 +1,10 @@
 //! What a forward works with beside weights and state: an upper bound, from the shape alone.
 //!
-//! A device that builds a graph frees a result once its last use is computed, so what is alive at once is the residual stream and the
-//! largest operation with what it reads and gives. Operations are counted as the `mlx` device builds them, the one that holds most;
-//! a test there holds this bound to what its allocator counts.
+//! A device that builds a graph frees a result once its last use is computed, and hands out memory for operations before those ahead of
+//! them are done. So what is alive at once is counted as the residual stream and one layer of every kind. Operations are counted as the
+//! `mlx` device builds them, the one that holds most; a test holds this bound to what its allocator counts.
 
-use crate::device::ops::SCORES;
+use crate::device::ops::{GATHERED, SCORES};
 
 use super::shape::{LayerKind, MlpKind, ModelShape};
 
@@ -38,27 +38,27 @@ impl ModelShape {
             wide(rows(3 * shape.columns())).saturating_add(wide(joined)).saturating_add(single(3 * scores))
         };
         let delta = self.delta.map_or(0, |delta| {
-            // Projections and convolution; queries, keys and values of every value head with their scaled copies; the matrices of
-            // a chunk, of which six are alive while the inverse is built.
-            let heads = delta.value_heads * (5 * delta.key_dim + 4 * delta.value_dim);
-            let matrices = delta.value_heads * 6 * DELTA_CHUNK;
+            // Everything the rule makes of a chunk, as if none of it were freed before its end: MLX hands out memory for operations before
+            // those ahead of them are done.
+            let heads = delta.value_heads * (11 * delta.key_dim + 10 * delta.value_dim + 16 * DELTA_CHUNK);
             let padded = work.rows.next_multiple_of(DELTA_CHUNK.min(work.rows.max(1).next_power_of_two()));
-            let single = single(padded.saturating_mul(heads + matrices + 2 * delta.channels()));
+            let single = single(padded.saturating_mul(heads + 4 * delta.channels()));
             wide(rows(3 * delta.columns())).saturating_add(single)
         });
         let mlp = match self.mlp {
             MlpKind::Dense { intermediate } => wide(rows(6 * intermediate)),
             MlpKind::Experts { routing, intermediate, shared } => {
                 let pair = 2 * self.hidden + 5 * intermediate;
+                let plain = rows(routing.per_token).saturating_mul(self.hidden * intermediate);
                 wide(rows(routing.per_token * pair + 6 * shared))
+                    .saturating_add(wide(2 * plain.min(GATHERED.max(self.hidden * intermediate))))
                     .saturating_add(single(rows(4 * routing.experts)))
             }
         };
         let logits = work.logits.saturating_mul(self.vocab);
         let logits = wide(logits).saturating_add(single(logits));
         let delta = if self.layers.contains(&LayerKind::Recurrent) { delta } else { 0 };
-        let largest = [attention, delta, mlp, logits].into_iter().max().unwrap_or(0);
-        stream.saturating_add(largest) as u64
+        [attention, delta, mlp, logits].into_iter().fold(stream, usize::saturating_add) as u64
     }
 }
 
@@ -93,6 +93,7 @@ mod tests {
 
         let fixtures = ["llama", "qwen3.5-q4", "odd-hybrid", "odd-moe", "moe-q6"];
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+        let mut wrong = Vec::new();
         let folders = fixtures.map(|name| root.join(format!("parity-{name}")));
         for path in folders.iter().map(|path| &**path).chain([Path::new("scarp"), Path::new("talus")]) {
             let folder = Folder::open(path).unwrap();
@@ -120,15 +121,14 @@ mod tests {
                 let taken = executor.memory().unwrap().peak.saturating_sub(before);
                 let work = Work { rows: end - start, end, logits: logits.count(end - start) };
                 let expected = folder.shape().work_bytes(work, float);
-                println!("{} {start}..{end}: {taken} of {expected} bytes", path.display());
-                assert!(taken <= expected, "{} {start}..{end}: {taken} of {expected} bytes", path.display());
-                assert!(
-                    expected < 8 * taken,
-                    "{} {start}..{end}: {taken} of {expected} bytes",
-                    path.display()
-                );
+                let told = format!("{} {start}..{end}: {taken} of {expected} bytes", path.display());
+                println!("{told}");
+                if taken > expected || expected > 8 * taken + (1 << 20) {
+                    wrong.push(told);
+                }
             }
         }
+        assert!(wrong.is_empty(), "{wrong:#?}");
     }
 
     #[cfg(feature = "mlx")]

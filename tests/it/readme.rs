@@ -104,7 +104,13 @@ fn links_and_folders_exist() {
                 .filter(|word| word.contains("src/") || ["sessions", "tests", "assets"].contains(word))
                 .collect::<Vec<_>>()
         });
+    let anchor = |heading: &str| heading.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+    let anchors: Vec<String> = text.lines().filter(|line| line.starts_with("##")).map(anchor).collect();
     for target in links.filter(|link| !link.contains("://")).chain(folders) {
+        if let Some(target) = target.strip_prefix('#') {
+            assert!(anchors.iter().any(|anchor| anchor == target), "README.md has no heading for #{target}");
+            continue;
+        }
         assert!(Path::new(env!("CARGO_MANIFEST_DIR")).join(target).exists(), "README.md leads to {target}");
     }
 }

@@ -12,13 +12,10 @@ use super::delta::silu;
 use super::failure::Built;
 use super::hidden::{int, rows};
 use super::weights::{Packed, Weight};
-use crate::device::ops::ExpertShape;
+use crate::device::ops::{ExpertShape, GATHERED};
 
 /// Pairs of a row and an expert from which on they are put in order.
 const SORTED_FROM: i32 = 64;
-
-/// Numbers of plain matrices gathered at once.
-const GATHERED: usize = 1 << 26;
 
 /// The routed experts of a layer.
 #[derive(Debug)]

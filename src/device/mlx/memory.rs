@@ -3,7 +3,7 @@
 //! MLX counts for the whole process, so two models in one process show the same figures.
 
 use mlx_rs::error::Exception;
-use mlx_rs::memory;
+use mlx_rs::{DeviceType, memory};
 
 use super::failure::Built;
 use crate::config::MlxConfig;
@@ -14,6 +14,18 @@ use crate::device::{DeviceError, MemoryUse};
 pub(super) struct Limits {
     /// What weights, state and work may take together.
     memory: Option<u64>,
+}
+
+/// Whether MLX computes on a GPU.
+pub(super) fn on_gpu() -> bool {
+    let kind = mlx_rs::Device::try_default().and_then(|device| device.get_type());
+    matches!(kind, Ok(DeviceType::Gpu))
+}
+
+/// The limit where none is configured, from MLX's own. On Metal that is one and a half times what the system recommends the GPU to hold, beyond
+/// which memory is swapped; work that would pass the recommendation is better made smaller.
+fn own_limit(limit: u64, gpu: bool) -> u64 {
+    if gpu { limit / 3 * 2 } else { limit }
 }
 
 impl Limits {
@@ -32,9 +44,9 @@ impl Limits {
         if let Some(bytes) = config.memory_limit {
             memory::set_memory_limit(size(bytes)).map_err(|e| refused("memory_limit", e))?;
         }
-        // Without a setting there is one of MLX's own, from the memory of the machine.
-        let limit = memory::memory_limit().map_err(|e| refused("memory_limit", e))?;
-        Ok(Limits { memory: Some(limit as u64).filter(|limit| *limit > 0) })
+        let own = memory::memory_limit().map_err(|e| refused("memory_limit", e))? as u64;
+        let recommended = Some(own_limit(own, on_gpu())).filter(|limit| *limit > 0);
+        Ok(Limits { memory: config.memory_limit.or(recommended) })
     }
 
     /// Bytes below the limit; `None` where there is none.
@@ -54,5 +66,26 @@ impl Limits {
             })
         };
         read().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_is_not_asked_for_more_than_is_recommended() {
+        assert_eq!(own_limit(72 << 30, true), 48 << 30);
+        assert_eq!(own_limit(20 << 30, false), 20 << 30);
+    }
+
+    #[test]
+    fn what_is_held_is_counted_and_has_a_limit() {
+        let limits = Limits::set(&MlxConfig::default()).unwrap();
+        let held = mlx_rs::Array::from_iter((0..1 << 20).map(|x| x as f32), &[1 << 20]);
+        held.eval().unwrap();
+        let usage = limits.usage().unwrap();
+        assert!(usage.active >= 4 << 20 && usage.peak >= usage.active, "{usage:?}");
+        assert!(limits.free().unwrap() > 1 << 30, "{usage:?}");
     }
 }

@@ -25,7 +25,7 @@ use mlx_rs::fast::{rms_norm, rope_dynamic};
 use mlx_rs::ops::indexing::TryIndexOp;
 use mlx_rs::ops::{concatenate, sigmoid};
 use mlx_rs::transforms::eval;
-use mlx_rs::{Array, DeviceType, Dtype};
+use mlx_rs::{Array, Dtype};
 
 use delta::{Masks, silu};
 use failure::{Built, device_error};
@@ -167,8 +167,7 @@ impl Device for Mlx {
     }
 
     fn kernel(&self) -> String {
-        let kind = mlx_rs::Device::try_default().and_then(|device| device.get_type());
-        if matches!(kind, Ok(DeviceType::Gpu)) { "metal" } else { "cpu backend" }.to_owned()
+        if memory::on_gpu() { "metal" } else { "cpu backend" }.to_owned()
     }
 
     fn precision(&self) -> &'static str {

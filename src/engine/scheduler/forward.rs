@@ -181,7 +181,8 @@ impl Scheduler<'_> {
         let needed = end.div_ceil(self.cache.block_tokens());
         let running = &mut self.running[sequence];
         while running.pages.len() < needed {
-            running.pages.push(self.cache.allocate(running.request, clock.now())?);
+            let last = running.pages.last().copied();
+            running.pages.push(self.cache.allocate(running.request, last, clock.now())?);
         }
         if let Some(state) = &mut running.recurrent {
             state.prepare(end, running.request, &mut self.cache, clock.now());
