@@ -61,11 +61,6 @@ impl Kv {
         Ok(Kv { shape, float, layers: layers.collect::<Built<_>>()?, room: 0 })
     }
 
-    /// Its shape.
-    pub(super) fn shape(&self) -> KvShape {
-        self.shape
-    }
-
     /// Bytes of a page.
     pub(super) fn page_bytes(shape: KvShape, float: Dtype) -> usize {
         2 * shape.layers * shape.kv_heads * shape.head_dim * shape.page_tokens * float_bytes(float)
@@ -200,7 +195,7 @@ mod tests {
     fn neighbouring_pages_make_one_run() {
         let pages = [4, 5, 6, 2, 3, 9].map(PageId);
         assert_eq!(runs(&pages, 0..6 * 8, 8), [32..56, 16..32, 72..80]);
-        assert_eq!(runs(&pages, 5..9, 8), [37..41]);
+        assert_eq!(runs(&pages, 5..20, 8).first(), Some(&(37..52)));
         assert_eq!(runs(&pages, 22..26, 8), [54..56, 16..18]);
         assert!(runs(&pages, 7..7, 8).is_empty());
     }

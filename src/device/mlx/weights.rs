@@ -144,7 +144,7 @@ fn packed(
     float: Dtype,
 ) -> Built<Packed> {
     let cols = alike[0].cols;
-    let words: Vec<u32> = from_rows(alike, |source, row, out| words(source, row, out));
+    let words: Vec<u32> = from_rows(alike, words);
     let words = Array::from_slice(&words, &[total_rows(alike), int(cols * bits / 32)]);
     let scales = floats(alike, scales, cols / group, float, |source, row, out| factors(source, row, 0, out))?;
     let biases = floats(alike, biases, cols / group, float, |source, row, out| factors(source, row, 1, out))?;
