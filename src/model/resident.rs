@@ -17,7 +17,7 @@ use super::work::Work;
 
 /// A model, its device and its paged state.
 pub struct Resident<D: Device> {
-    device: D,
+    pub(super) device: D,
     model: Decoder<D>,
     state: ModelState<D>,
     pages: usize,

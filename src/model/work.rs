@@ -62,6 +62,9 @@ impl ModelShape {
     }
 }
 
+#[cfg(all(test, feature = "mlx"))]
+mod mlx;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,70 +79,5 @@ mod tests {
         assert!(bytes(512, 512, 1) < bytes(512, 512, 512));
         // Scores are held block by block, so a long context costs little more than its keys.
         assert!(bytes(512, 24_000, 0) < 2 * bytes(256, 24_000, 0));
-    }
-
-    /// What forwards of a model take, and what they are expected to take, in a process that does nothing else: MLX counts for all of it.
-    #[cfg(feature = "mlx")]
-    #[test]
-    #[ignore = "run by the test below, alone in a process"]
-    fn mlx_work_alone() {
-        use std::path::Path;
-
-        use crate::config::MlxConfig;
-        use crate::device::mlx::{Floats, Mlx};
-        use crate::device::ops::Device;
-        use crate::device::{Executor, LogitRows, PageId, SlotId, Span, StateFlow};
-        use crate::model::Resident;
-
-        let fixtures = ["llama", "qwen3.5-q4", "odd-hybrid", "odd-moe", "moe-q6"];
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-        let mut wrong = Vec::new();
-        let folders = fixtures.map(|name| root.join(format!("parity-{name}")));
-        for path in folders.iter().map(|path| &**path).chain([Path::new("scarp"), Path::new("talus")]) {
-            let folder = Folder::open(path).unwrap();
-            let device = Mlx::new(Floats::F32, &MlxConfig::default()).unwrap();
-            let float = device.float_bytes();
-            let shape = folder.shape().clone();
-            let mut executor = Resident::load(device, &folder, shape, "test".into(), 64).unwrap();
-            executor.reserve(20, 2).unwrap();
-            // Pages apart, so that keys have to be put together.
-            let pages: Vec<PageId> = (0..10).map(|n| PageId(2 * n)).collect();
-            let tokens: Vec<u32> = (0..600).map(|n| n * 31 % 250).collect();
-            let recurrent = executor.facts().slot_bytes > 0;
-            for (start, end, logits) in [
-                (0, 256, LogitRows::None),
-                (256, 512, LogitRows::Last),
-                (512, 576, LogitRows::All),
-                (576, 577, LogitRows::Last),
-            ] {
-                let from = (start > 0).then_some(SlotId(0));
-                let state = recurrent.then_some(StateFlow { from, to: SlotId(0), revocable: false });
-                let span = Span { pages: &pages, start, tokens: &tokens[start..end], state, logits };
-                let before = executor.memory().unwrap().active;
-                mlx_rs::memory::reset_peak_memory().unwrap();
-                executor.forward(&[span]).unwrap();
-                let taken = executor.memory().unwrap().peak.saturating_sub(before);
-                let work = Work { rows: end - start, end, logits: logits.count(end - start) };
-                let expected = folder.shape().work_bytes(work, float);
-                let told = format!("{} {start}..{end}: {taken} of {expected} bytes", path.display());
-                println!("{told}");
-                if taken > expected || expected > 8 * taken + (1 << 20) {
-                    wrong.push(told);
-                }
-            }
-        }
-        assert!(wrong.is_empty(), "{wrong:#?}");
-    }
-
-    #[cfg(feature = "mlx")]
-    #[test]
-    fn mlx_takes_what_is_expected_and_not_much_less() {
-        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
-        alone.args(["model::work::tests::mlx_work_alone", "--exact", "--ignored", "--nocapture"]);
-        let out = alone.output().unwrap();
-        let told =
-            format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-        println!("{told}");
-        assert!(out.status.success() && told.contains("1 passed"), "{told}");
     }
 }
