@@ -52,11 +52,9 @@ pub enum DeviceError {
         problem: String,
     },
     /// Memory ran out.
-    #[error(
-        "the device cannot hold {bytes} more bytes: {problem}; lower `cache.ram_bytes` or use a smaller model"
-    )]
+    #[error("the device cannot hold {}: {problem}; lower `cache.ram_bytes` or use a smaller model", more(*bytes))]
     OutOfMemory {
-        /// Bytes asked for.
+        /// Bytes asked for; 0 where the device does not say.
         bytes: u64,
         /// What was being allocated.
         problem: String,
@@ -67,6 +65,10 @@ pub enum DeviceError {
     /// A call broke the interface's contract.
     #[error("device contract broken: {0}")]
     Contract(String),
+}
+
+fn more(bytes: u64) -> String {
+    if bytes == 0 { "more".to_owned() } else { format!("{bytes} more bytes") }
 }
 
 /// What an executor is, for the engine and for the cache's identity.
@@ -82,7 +84,7 @@ pub struct ExecutorFacts {
     pub kernel: String,
     /// The kernel family: executors of one family produce the same state, so they may share cached state.
     pub family: &'static str,
-    /// `int8`, `f32`, `none`.
+    /// `int8`, `f32`, `bf16`, `f16`, `none`.
     pub precision: &'static str,
     /// What the device promises about routes.
     pub identity: Identity,

@@ -1,7 +1,7 @@
 //! The operations an architecture is written against.
 //!
 //! A batch is a flat list of rows, one a token; [`Rows`] says which sequence and position each belongs to. `Hidden` is a
-//! `[rows, columns]` matrix of f32 on the device. Operations take `&mut self` so that a device can keep scratch
+//! `[rows, columns]` matrix of floats on the device. Operations take `&mut self` so that a device can keep scratch
 //! memory, or build a graph and evaluate it at [`Device::logits`].
 
 use super::weights::WeightSource;
@@ -83,6 +83,11 @@ impl AttentionShape {
 
 /// Attention scores a device holds at once, of all heads together, where it holds any: rows go in blocks for that.
 pub const SCORES: usize = 1 << 26;
+
+/// Rows from which on what an attention layer writes is computed before it is written, on a device that computes late. A forward of so many
+/// that fails then leaves the store as it was, and no more than the layers between two attention layers is under way at once. Fewer
+/// take little memory, and waiting for them would cost.
+pub const AHEAD_FROM: usize = 32;
 
 /// Numbers of plain expert matrices a device puts side by side at once, where it has no product that takes each row to its own.
 pub const GATHERED: usize = 1 << 24;
@@ -222,7 +227,7 @@ pub struct ExpertSource<'a> {
 
 /// A device: weights, activations, state, and the operations between them.
 pub trait Device: Send {
-    /// Activations, `[rows, columns]` f32.
+    /// Activations, `[rows, columns]`.
     type Hidden: Send;
     /// A linear layer `[out, in]`, possibly several stacked by rows.
     type Linear: Send;
@@ -243,7 +248,7 @@ pub trait Device: Send {
     fn name(&self) -> &'static str;
     /// The instruction set or backend in use.
     fn kernel(&self) -> String;
-    /// `int8` or `f32`.
+    /// `int8`, `f32`, `bf16` or `f16`.
     fn precision(&self) -> &'static str;
     /// What it promises about routes.
     fn identity(&self) -> Identity;
@@ -357,11 +362,16 @@ pub trait Device: Send {
     fn tied_logits(&mut self, x: &Self::Hidden, table: &Self::Table) -> Result<Vec<f32>, DeviceError>;
     /// Logits against an output layer, `[rows, vocab]`, evaluated.
     fn logits(&mut self, x: &Self::Hidden, output: &Self::Linear) -> Result<Vec<f32>, DeviceError>;
-    /// After a forward that failed: makes sure that state which it did not write is still there. [`DeviceError::StateLost`] where that is not so; all
-    /// pages and slots are then as if just reserved.
-    fn recover(&mut self, kv: &mut Self::Kv, states: Option<&mut Self::States>) -> Result<(), DeviceError> {
+    /// After a forward that failed with `error`: makes sure that state which it did not write is still there, and gives the error. Where that is
+    /// not so it gives [`DeviceError::StateLost`], and there are no pages and no slots any more until they are reserved anew.
+    fn recover(
+        &mut self,
+        error: DeviceError,
+        kv: &mut Self::Kv,
+        states: Option<&mut Self::States>,
+    ) -> DeviceError {
         let _ = (kv, states);
-        Ok(())
+        error
     }
     /// Evaluates whatever is pending, so that a timer measures what it names.
     fn evaluate(&mut self, kv: &mut Self::Kv, states: Option<&mut Self::States>) -> Result<(), DeviceError>;

@@ -100,7 +100,7 @@ impl<D: Device> Resident<D> {
         let rows = spans.iter().map(|span| span.tokens.len()).sum();
         let logits = spans.iter().map(|span| span.logits.count(span.tokens.len())).sum();
         let end = spans.iter().map(|span| span.start + span.tokens.len()).max().unwrap_or(0);
-        let bytes = self.work_bytes(Work { rows, end, logits });
+        let bytes = self.work_bytes(Work { rows, spans: spans.len(), end, logits });
         if bytes <= free {
             return Ok(());
         }
@@ -153,18 +153,20 @@ where
             Ok(logits) => Ok(Forward { logits, compute: Nanos::from(began.elapsed()) }),
             Err(error) => {
                 self.slots.fail(spans);
-                let recovered = self.device.recover(&mut self.state.kv, self.state.states.as_mut());
-                if recovered.is_err() {
+                let error = self.device.recover(error, &mut self.state.kv, self.state.states.as_mut());
+                if matches!(error, DeviceError::StateLost(_)) {
                     self.slots.lose();
+                    self.pages = 0;
                 }
-                Err(recovered.err().unwrap_or(error))
+                Err(error)
             }
         }
     }
 
     fn admits(&self, position: usize, tokens: usize) -> usize {
         let Some(free) = self.free() else { return tokens };
-        let fits = |rows: usize| self.work_bytes(Work { rows, end: position + rows, logits: 1 }) <= free;
+        let fits =
+            |rows: usize| self.work_bytes(Work { rows, spans: 1, end: position + rows, logits: 1 }) <= free;
         // Halves, so that chunks keep sizes that the device has met before.
         let halves = std::iter::successors(Some(tokens), |rows| Some(rows / 2));
         halves.take_while(|rows| *rows > 1).find(|rows| fits(*rows)).unwrap_or(tokens.min(1))

@@ -1,8 +1,8 @@
 //! Attention over runs of pages.
 //!
-//! Where a sequence's keys lie in one run, MLX's own attention reads them in place. Where they lie in several, a few rows (decode, a
-//! verify cycle) take each run by itself and share one softmax, so nothing is copied; many rows (prefill) make it worth to copy
-//! the runs together first.
+//! Where a sequence's keys lie in one run, MLX's own attention reads them in place. Where they lie in a few, a few rows (decode, a
+//! verify cycle) take each run by itself and share one softmax, so nothing is copied. Many rows (prefill) make it worth to copy the
+//! runs together first; so do many runs, which would cost more in the number of operations than the copy does.
 
 use mlx_rs::fast::{ScaledDotProductAttentionMask, scaled_dot_product_attention};
 use mlx_rs::ops::indexing::TryIndexOp;
@@ -14,14 +14,17 @@ use super::hidden::{int, rows};
 use crate::device::ops::{AttentionShape, SCORES};
 
 /// Rows up to which runs are read where they lie.
-const FEW: usize = 8;
+const FEW_ROWS: usize = 8;
+
+/// Runs up to which they are.
+pub(super) const FEW_RUNS: usize = 8;
 
 /// Causal attention of the last rows of a sequence, queries `[rows, heads, head_dim]`, to all of its positions, which lie in `runs`.
 /// Gives `[rows, heads·head_dim]`.
 pub(super) fn attend(queries: &Array, runs: &[[Array; 2]], shape: AttentionShape) -> Built<Array> {
     match runs {
         [[keys, values]] => whole(queries, keys, values, shape),
-        _ if rows(queries) as usize <= FEW => in_runs(queries, runs, shape),
+        _ if rows(queries) as usize <= FEW_ROWS => in_runs(queries, runs, shape),
         _ => {
             let joined =
                 |which: usize| concatenate(&runs.iter().map(|run| &run[which]).collect::<Vec<&Array>>(), 0);
@@ -90,7 +93,8 @@ fn in_runs(queries: &Array, runs: &[[Array; 2]], shape: AttentionShape) -> Built
     let mut sum: Option<Array> = None;
     for [_, values] in runs {
         let to = from + rows(values);
-        let part = matmul(weights.try_index((.., .., from..to))?, values.transpose_axes(&[1, 0, 2])?)?;
+        let part = matmul(weights.try_index((.., .., from..to))?, values.transpose_axes(&[1, 0, 2])?)?
+            .as_dtype(Dtype::Float32)?;
         sum = Some(match sum {
             Some(sum) => sum.add(&part)?,
             None => part,
@@ -98,6 +102,7 @@ fn in_runs(queries: &Array, runs: &[[Array; 2]], shape: AttentionShape) -> Built
         from = to;
     }
     let sum = sum.map_or_else(|| mlx_rs::ops::zeros_dtype(&[0], Dtype::Float32), Ok)?;
+    let sum = sum.as_dtype(queries.dtype())?;
     sum.reshape(&[heads, n, head_dim])?.transpose_axes(&[1, 0, 2])?.reshape(&[n, -1])
 }
 

@@ -7,20 +7,28 @@ use crate::device::DeviceError;
 /// What building or evaluating a graph gives.
 pub(super) type Built<T> = Result<T, Exception>;
 
-/// The text of MLX's errors when an allocation fails: on the CPU, on Metal for a buffer larger than the device allows, and from a
-/// command buffer that found no memory.
-const NO_MEMORY: [&str; 4] = ["[malloc", "metal::malloc", "Unable to allocate", "Insufficient Memory"];
+/// The text of MLX's errors when an allocation is refused, on the CPU and on Metal.
+const REFUSED: [&str; 3] = ["[malloc", "[metal::malloc", "Unable to allocate"];
+
+/// The text when the GPU gave up in the middle of its work. Which arrays it had written is not known then.
+const GAVE_UP: &str = "Command buffer execution failed";
 
 /// MLX's error as the device's; `doing` says during what.
 pub(super) fn device_error(error: &Exception, doing: &str) -> DeviceError {
     let what = error.what();
-    if NO_MEMORY.iter().any(|text| what.contains(text)) {
-        // The largest number in the message is the size of the buffer that was refused.
-        let numbers = what.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse::<u64>().ok());
-        let bytes = numbers.max().unwrap_or(0);
-        return DeviceError::OutOfMemory { bytes, problem: format!("{doing}: {what}") };
+    if what.contains(GAVE_UP) {
+        return DeviceError::StateLost(format!("{doing}: {what}"));
+    }
+    if REFUSED.iter().any(|text| what.contains(text)) {
+        return DeviceError::OutOfMemory { bytes: asked_for(what), problem: format!("{doing}: {what}") };
     }
     DeviceError::Contract(format!("{doing}: {what}"))
+}
+
+/// The number in "allocate 1234 bytes", 0 where there is none: a limit on buffers is told in their number.
+fn asked_for(what: &str) -> u64 {
+    let number = what.split("allocate ").nth(1).and_then(|rest| rest.split_once(" bytes"));
+    number.and_then(|(number, _)| number.parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -41,6 +49,14 @@ mod tests {
                 other => panic!("{other}"),
             }
         }
+        let limit =
+            device_error(&Exception::custom("[metal::malloc] Resource limit (499000) exceeded."), "decode");
+        assert!(matches!(limit, DeviceError::OutOfMemory { bytes: 0, .. }), "{limit}");
+        assert!(limit.to_string().starts_with("the device cannot hold more: "), "{limit}");
+        let text = "[METAL] Command buffer execution failed: Insufficient Memory \
+                    (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory).";
+        let gone = device_error(&Exception::custom(text), "decode");
+        assert!(matches!(gone, DeviceError::StateLost(_)), "{gone}");
         let other = device_error(&Exception::custom("[matmul] Last dimension of first input"), "decode");
         assert!(matches!(other, DeviceError::Contract(_)), "{other}");
     }

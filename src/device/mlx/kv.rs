@@ -23,6 +23,8 @@ pub struct Kv {
     layers: Vec<Layer>,
     /// Positions every array has room for.
     room: usize,
+    /// The rows that were last put together, and the runs they are.
+    last_rows: Option<(Vec<Range<usize>>, Array)>,
 }
 
 #[derive(Debug)]
@@ -58,7 +60,7 @@ impl Kv {
     pub(super) fn new(shape: KvShape, float: Dtype) -> Built<Kv> {
         let empty = || zeros_dtype(&[0, int(shape.kv_heads * shape.head_dim)], float);
         let layers = (0..shape.layers).map(|_| Ok(Layer { keys: empty()?, values: empty()? }));
-        Ok(Kv { shape, float, layers: layers.collect::<Built<_>>()?, room: 0 })
+        Ok(Kv { shape, float, layers: layers.collect::<Built<_>>()?, room: 0, last_rows: None })
     }
 
     /// Bytes of a page.
@@ -66,7 +68,7 @@ impl Kv {
         2 * shape.layers * shape.kv_heads * shape.head_dim * shape.page_tokens * float_bytes(float)
     }
 
-    /// Makes pages `0..pages` usable, with `free` bytes to be had, `None` where nothing limits them. Room grows by a quarter where there is
+    /// Makes pages `0..pages` usable, with `free` bytes to be had, `None` where nothing limits them. Room grows by an eighth where there is
     /// memory for it, so that copying what is held stays a small part of computing it; an array at a time, so that no more
     /// than one is held twice.
     pub(super) fn reserve(&mut self, pages: usize, free: Option<u64>) -> Result<(), DeviceError> {
@@ -74,8 +76,8 @@ impl Kv {
         if needed <= self.room {
             return Ok(());
         }
-        let quarter = (self.room / 4).next_multiple_of(self.shape.page_tokens);
-        let ample = needed.max(self.room + quarter);
+        let eighth = (self.room / 8).next_multiple_of(self.shape.page_tokens);
+        let ample = needed.max(self.room + eighth);
         let fits = |room: usize| free.is_none_or(|free| self.growth_bytes(room) <= free);
         let room = if fits(ample) { ample } else { needed };
         if !fits(room) {
@@ -89,14 +91,17 @@ impl Kv {
     fn growth_bytes(&self, room: usize) -> u64 {
         let row = (self.columns() * float_bytes(self.float)) as u64;
         let arrays = 2 * self.layers.len() as u64;
-        row * (arrays * (room - self.room) as u64 + self.room as u64)
+        // All arrays, and one of them twice with what is put behind it.
+        row * (arrays * (room - self.room) as u64 + room as u64)
     }
 
     fn grow(&mut self, room: usize) -> Built<()> {
-        let more = zeros_dtype(&[int(room - self.room), int(self.columns())], self.float)?;
-        for layer in &mut self.layers {
-            for array in [&mut layer.keys, &mut layer.values] {
-                let grown = concatenate(&[&*array, &more], 0)?;
+        let (columns, float) = (int(self.columns()), self.float);
+        for array in self.layers.iter_mut().flat_map(|layer| [&mut layer.keys, &mut layer.values]) {
+            // An array may have grown before another failed to.
+            let more = int(room) - array.dim(0);
+            if more > 0 {
+                let grown = concatenate(&[&*array, &zeros_dtype(&[more, columns], float)?], 0)?;
                 grown.eval()?;
                 *array = grown;
             }
@@ -133,19 +138,40 @@ impl Kv {
         Ok(())
     }
 
-    /// Keys and values of the first `tokens` positions of a sequence, run after run, `[positions, kv_heads, head_dim]` each.
-    pub(super) fn read(&self, layer: usize, pages: &[PageId], tokens: usize) -> Built<Vec<[Array; 2]>> {
-        let Layer { keys, values } = &self.layers[layer];
+    /// Keys and values of the first `tokens` positions of a sequence, `[positions, kv_heads, head_dim]` each: run after run in place, or where
+    /// there are more than `most` runs, copied into one.
+    pub(super) fn read(
+        &mut self,
+        layer: usize,
+        pages: &[PageId],
+        tokens: usize,
+        most: usize,
+    ) -> Built<Vec<[Array; 2]>> {
         let KvShape { kv_heads, head_dim, page_tokens, .. } = self.shape;
-        let view = |array: &Array, run: &Range<usize>| {
-            array.try_index(int(run.start)..int(run.end))?.reshape(&[
-                int(run.len()),
-                int(kv_heads),
-                int(head_dim),
-            ])
-        };
+        let heads = |x: Array| x.reshape(&[-1, int(kv_heads), int(head_dim)]);
         let runs = runs(pages, 0..tokens, page_tokens);
+        if runs.len() > most {
+            let rows = self.rows(runs)?;
+            let copy = |array: &Array| heads(array.take_axis(&rows, 0)?);
+            let [keys, values] = self.layer(layer);
+            return Ok(vec![[copy(keys)?, copy(values)?]]);
+        }
+        let [keys, values] = self.layer(layer);
+        let view = |array: &Array, run: &Range<usize>| heads(array.try_index(int(run.start)..int(run.end))?);
         runs.iter().map(|run| Ok([view(keys, run)?, view(values, run)?])).collect()
+    }
+
+    /// The rows of runs, which every layer of a forward asks for.
+    fn rows(&mut self, runs: Vec<Range<usize>>) -> Built<Array> {
+        if let Some((known, rows)) = &self.last_rows
+            && *known == runs
+        {
+            return Ok(rows.clone());
+        }
+        let rows: Vec<u32> = runs.iter().cloned().flatten().map(|row| row as u32).collect();
+        let rows = Array::from_slice(&rows, &[int(rows.len())]);
+        self.last_rows = Some((runs, rows.clone()));
+        Ok(rows)
     }
 
     /// All arrays.
@@ -153,12 +179,16 @@ impl Kv {
         self.layers.iter().flat_map(|layer| [&layer.keys, &layer.values])
     }
 
-    /// Forgets everything: nothing is held in it any more, and its pages are as if just reserved.
+    /// The arrays of a layer.
+    pub(super) fn layer(&self, layer: usize) -> [&Array; 2] {
+        let Layer { keys, values } = &self.layers[layer];
+        [keys, values]
+    }
+
+    /// Forgets everything, pages included.
     pub(super) fn clear(&mut self) -> Built<()> {
-        let room = std::mem::take(&mut self.room);
-        let empty = Kv::new(self.shape, self.float)?;
-        self.layers = empty.layers;
-        self.grow(room)
+        *self = Kv::new(self.shape, self.float)?;
+        Ok(())
     }
 
     /// Numbers of the first `tokens` positions of a page as f32: for every layer the keys of all positions, then the values.
@@ -205,15 +235,15 @@ mod tests {
         let shape = KvShape { layers: 3, kv_heads: 1, head_dim: 4, page_tokens: 64 };
         let page = Kv::page_bytes(shape, Dtype::Float32) as u64;
         let mut kv = Kv::new(shape, Dtype::Float32).unwrap();
-        kv.reserve(100, Some(100 * page)).unwrap();
+        kv.reserve(100, Some(120 * page)).unwrap();
         assert_eq!(kv.room, 100 * 64);
         let refused = kv.reserve(101, Some(10 * page)).unwrap_err();
         assert!(matches!(refused, DeviceError::OutOfMemory { bytes, .. } if bytes > 10 * page), "{refused}");
         // One more page, and one of six arrays twice.
-        kv.reserve(101, Some(page + 100 * page / 6 + 1)).unwrap();
+        kv.reserve(101, Some(page + 101 * page / 6 + 1)).unwrap();
         assert_eq!(kv.room, 101 * 64);
         kv.reserve(102, Some(100 * page)).unwrap();
-        assert_eq!(kv.room, (101 + 26) * 64);
+        assert_eq!(kv.room, (101 + 13) * 64);
     }
 
     /// MLX's allocator counts for the whole process; what other tests hold meanwhile is far less than the store.
@@ -230,7 +260,7 @@ mod tests {
             let before = memory::active_memory().unwrap();
             memory::reset_peak_memory().unwrap();
             kv.write(0, &pages, start..start + 3, &rows(), &rows()).unwrap();
-            let read = kv.read(0, &pages, start + 3).unwrap();
+            let read = kv.read(0, &pages, start + 3, 8).unwrap();
             mlx_rs::transforms::eval(kv.arrays().chain(read.iter().flatten())).unwrap();
             let rise = memory::peak_memory().unwrap().saturating_sub(before);
             assert!(rise < store / 8, "a write of 3 positions took {rise} bytes of a store of {store}");
@@ -248,10 +278,19 @@ mod tests {
         let before = kv.numbers(PageId(0), 3).unwrap();
         kv.reserve(40, None).unwrap();
         assert_eq!(kv.numbers(PageId(0), 3).unwrap(), before);
-        let read = kv.read(1, &pages, 7).unwrap();
+        let read = kv.read(1, &pages, 7, 2).unwrap();
         assert_eq!(read.len(), 2, "two runs");
         assert_eq!(numbers(&read[0][0]).unwrap()[6..], (0..18).map(|x| x as f32).collect::<Vec<_>>());
         assert_eq!(numbers(&read[1][1]).unwrap(), (118..136).map(|x| x as f32).collect::<Vec<_>>());
-        assert!(numbers(&kv.read(0, &pages, 7).unwrap()[0][0]).unwrap().iter().all(|x| *x == 0.0));
+        let copied = kv.read(1, &pages, 7, 1).unwrap();
+        assert_eq!(copied.len(), 1, "two runs in one");
+        for which in [0, 1] {
+            let runs = [&read[0][which], &read[1][which]];
+            assert_eq!(
+                numbers(&copied[0][which]).unwrap(),
+                numbers(&concatenate(&runs, 0).unwrap()).unwrap()
+            );
+        }
+        assert!(numbers(&kv.read(0, &pages, 7, 2).unwrap()[0][0]).unwrap().iter().all(|x| *x == 0.0));
     }
 }

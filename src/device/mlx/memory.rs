@@ -2,6 +2,8 @@
 //!
 //! MLX counts for the whole process, so two models in one process show the same figures.
 
+use std::sync::OnceLock;
+
 use mlx_rs::error::Exception;
 use mlx_rs::{DeviceType, memory};
 
@@ -22,10 +24,23 @@ pub(super) fn on_gpu() -> bool {
     matches!(kind, Ok(DeviceType::Gpu))
 }
 
-/// The limit where none is configured, from MLX's own. On Metal that is one and a half times what the system recommends the GPU to hold, beyond
-/// which memory is swapped; work that would pass the recommendation is better made smaller.
+/// MLX's own limit, before anybody set another for the process.
+fn original_limit() -> Built<u64> {
+    static ORIGINAL: OnceLock<u64> = OnceLock::new();
+    match ORIGINAL.get() {
+        Some(limit) => Ok(*limit),
+        None => {
+            let limit = memory::memory_limit()? as u64;
+            Ok(*ORIGINAL.get_or_init(|| limit))
+        }
+    }
+}
+
+/// The limit where none is configured, from MLX's own. On Metal that is 95 % of the machine's memory, or one and a half times what the
+/// system recommends the GPU to hold where that is less: more than can be held resident. Three quarters of the memory is what the system
+/// gives a GPU by default on machines of 36 GB and more.
 fn own_limit(limit: u64, gpu: bool) -> u64 {
-    if gpu { limit / 3 * 2 } else { limit }
+    if gpu { limit / 95 * 75 } else { limit }
 }
 
 impl Limits {
@@ -41,12 +56,16 @@ impl Limits {
         if let Some(bytes) = config.wired_limit {
             memory::set_wired_limit(size(bytes)).map_err(|e| refused("wired_limit", e))?;
         }
-        if let Some(bytes) = config.memory_limit {
-            memory::set_memory_limit(size(bytes)).map_err(|e| refused("memory_limit", e))?;
+        let limit = match config.memory_limit {
+            Some(bytes) => bytes,
+            None => own_limit(original_limit().map_err(|e| refused("memory_limit", e))?, on_gpu()),
+        };
+        if limit == 0 {
+            return Ok(Limits { memory: None });
         }
-        let own = memory::memory_limit().map_err(|e| refused("memory_limit", e))? as u64;
-        let recommended = Some(own_limit(own, on_gpu())).filter(|limit| *limit > 0);
-        Ok(Limits { memory: config.memory_limit.or(recommended) })
+        // MLX keeps to the same: above it, it waits for work under way to end before it hands out more.
+        memory::set_memory_limit(size(limit)).map_err(|e| refused("memory_limit", e))?;
+        Ok(Limits { memory: Some(limit) })
     }
 
     /// Bytes below the limit; `None` where there is none.
@@ -75,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_gpu_is_not_asked_for_more_than_is_recommended() {
-        assert_eq!(own_limit(72 << 30, true), 48 << 30);
+        assert_eq!(own_limit(95 << 30, true), 75 << 30);
         assert_eq!(own_limit(20 << 30, false), 20 << 30);
     }
 

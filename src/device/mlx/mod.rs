@@ -20,7 +20,9 @@ mod tests;
 mod weights;
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use mlx_rs::error::Exception;
 use mlx_rs::fast::{rms_norm, rope_dynamic};
 use mlx_rs::ops::indexing::TryIndexOp;
 use mlx_rs::ops::{concatenate, sigmoid};
@@ -40,8 +42,8 @@ pub use kv::Kv;
 pub use states::States;
 
 use super::ops::{
-    AttentionShape, DeltaShape, DeltaSource, Device, ExpertShape, ExpertSource, KvShape, Rotary, Rows,
-    StateShape,
+    AHEAD_FROM, AttentionShape, DeltaShape, DeltaSource, Device, ExpertShape, ExpertSource, KvShape, Rotary,
+    Rows, StateShape,
 };
 use super::weights::read::{plain_of, refuse};
 use super::weights::{Float, WeightSource};
@@ -64,8 +66,12 @@ pub struct Mlx {
     float: Option<Dtype>,
     limits: Limits,
     masks: Masks,
-    /// The first thing that could not be built since the last evaluation.
+    /// The first thing that could not be built, or computed ahead of the rest, since the last evaluation.
     failure: Option<DeviceError>,
+    /// Recurrent state of this forward, to be computed together with what follows from it.
+    written: Vec<Array>,
+    /// The positions of the last rows that were rotated.
+    positions: Option<(Vec<u32>, Array)>,
 }
 
 /// A linear layer: matrices stacked by rows.
@@ -97,6 +103,8 @@ impl Mlx {
             limits: Limits::set(config)?,
             masks: Masks::new(),
             failure: None,
+            written: Vec::new(),
+            positions: None,
         })
     }
 
@@ -111,15 +119,22 @@ impl Mlx {
     }
 
     /// What was built, or a stand-in, with the failure kept for the evaluation that is to come.
-    fn settle(&mut self, doing: &str, built: Built<Array>) -> Array {
-        built.unwrap_or_else(|error| {
-            self.failure.get_or_insert_with(|| device_error(&error, doing));
-            Array::from_f32(0.0)
-        })
-    }
-
     fn hidden(&mut self, doing: &str, built: Built<Array>) -> Hidden {
-        Hidden::whole(self.settle(doing, built))
+        let float = self.decided();
+        // A graph that slips into another type computes something else, and at another price.
+        let checked = built.and_then(|x| match x.dtype() == float {
+            true => Ok(x),
+            false => Err(Exception::custom(format!("it gives {:?} and not {float:?}", x.dtype()))),
+        });
+        Hidden::whole(
+            checked
+                .or_else(|error| {
+                    self.failure.get_or_insert_with(|| device_error(&error, doing));
+                    // A matrix, so that whatever is built on it fails as an error.
+                    Array::zeros::<f32>(&[1, 1])
+                })
+                .unwrap_or_else(|_| Array::from_f32(0.0)),
+        )
     }
 
     fn fail(&mut self, doing: &str, built: Built<()>) {
@@ -145,10 +160,37 @@ impl Mlx {
         }
     }
 
-    /// Logits, computed.
+    /// Computes what is to be written before it is written, where there is much of it.
+    fn ahead(&self, rows: usize, arrays: &[&Array]) -> Built<()> {
+        if rows < AHEAD_FROM || self.failure.is_some() {
+            return Ok(());
+        }
+        eval(arrays.iter().copied())
+    }
+
+    /// Logits, computed, and with them the recurrent state of the forward.
     fn computed(&mut self, logits: Built<Array>) -> Result<Vec<f32>, DeviceError> {
         self.take_failure()?;
-        logits.and_then(|logits| kv::numbers(&logits)).map_err(|e| device_error(&e, "computing logits"))
+        let logits = logits.and_then(|logits| logits.as_dtype(Dtype::Float32)?.contiguous());
+        let written = std::mem::take(&mut self.written);
+        let numbers = logits.and_then(|logits| {
+            eval(written.iter().chain([&logits]))?;
+            kv::numbers(&logits)
+        });
+        numbers.map_err(|e| device_error(&e, "computing logits"))
+    }
+
+    /// Positions on the device.
+    fn positions(&mut self, positions: &[u32]) -> Array {
+        if let Some((known, array)) = &self.positions
+            && known == positions
+        {
+            return array.clone();
+        }
+        let signed: Vec<i32> = positions.iter().map(|position| *position as i32).collect();
+        let array = Array::from_slice(&signed, &[int(signed.len())]);
+        self.positions = Some((positions.to_vec(), array.clone()));
+        array
     }
 }
 
@@ -282,7 +324,11 @@ impl Device for Mlx {
 
     fn rewind(&mut self, states: &mut States, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {
         let outcome = states.rewind(flow, tokens, &self.masks)?;
-        outcome.map_err(|e| device_error(&e, "going back to an earlier state"))
+        // Now: a later forward that fails must not take it along, and its time is this call's.
+        let computed = outcome.and_then(|()| eval(states.pending()));
+        computed.map_err(|e| device_error(&e, "going back to an earlier state"))?;
+        states.settle();
+        Ok(())
     }
 
     fn embed(&mut self, table: &Table, tokens: &[u32]) -> Hidden {
@@ -317,8 +363,7 @@ impl Device for Mlx {
     }
 
     fn rotary(&mut self, qkv: &mut Hidden, shape: AttentionShape, rotary: Rotary, positions: &[u32]) {
-        let positions: Vec<i32> = positions.iter().map(|position| *position as i32).collect();
-        let positions = Array::from_slice(&positions, &[int(positions.len())]);
+        let positions = self.positions(positions);
         // Every row is a sequence of its own, one token long, that starts at the row's position.
         let rotate = |x: &Array| {
             let x = x.expand_dims(2)?;
@@ -343,16 +388,18 @@ impl Device for Mlx {
             let end = |span: &Span<'_>| span.start + span.tokens.len();
             let cut = |x: &Array, range: &Range<usize>| x.try_index(int(range.start)..int(range.end));
             let ranges = batch.ranges();
+            self.ahead(batch.positions.len(), &[&heads.queries, &heads.keys, &heads.values])?;
             // All are written before any is read: a view of the store would make the next write copy it.
             for (range, span) in ranges.iter().zip(batch.spans) {
                 let (keys, values) = (cut(&heads.keys, range)?, cut(&heads.values, range)?);
                 kv.write(layer, span.pages, span.start..end(span), &keys, &values)?;
             }
-            let attend = |(range, span): (&Range<usize>, &Span<'_>)| {
-                let runs = kv.read(layer, span.pages, end(span))?;
+            self.ahead(batch.positions.len(), &kv.layer(layer))?;
+            let mut attend = |(range, span): (&Range<usize>, &Span<'_>)| {
+                let runs = kv.read(layer, span.pages, end(span), attention::FEW_RUNS)?;
                 attention::attend(&cut(&heads.queries, range)?, &runs, shape)
             };
-            let out = ranges.iter().zip(batch.spans).map(attend).collect::<Built<Vec<Array>>>()?;
+            let out = ranges.iter().zip(batch.spans).map(&mut attend).collect::<Built<Vec<Array>>>()?;
             let out = concatenate(&out, 0)?;
             match &heads.gates {
                 Some(gates) => out.multiply(sigmoid(gates)?),
@@ -376,19 +423,25 @@ impl Device for Mlx {
         if layer == 0 {
             states.forget_logs();
         }
+        if layer == 0 {
+            self.written.clear();
+        }
+        let written = &mut self.written;
+        let masks = &self.masks;
         let mut computed = || -> Built<Array> {
             let x = x.matrix()?;
             let mut out = Vec::new();
             let mut after = Vec::new();
             for (range, span) in batch.ranges().into_iter().zip(batch.spans) {
                 let rows = x.try_index(int(range.start)..int(range.end))?;
-                let before = states.before(flow(span), layer);
+                let before = states.before(flow(span), layer)?;
                 let prepared = delta.prepare(&rows, before)?;
-                let (given, state) = prepared.advance(before, &self.masks)?;
+                let (given, state) = prepared.advance(before, masks)?;
                 out.push(delta.finish(&given, &rows, eps)?);
                 after.push((flow(span), state, prepared));
             }
             for (flow, state, prepared) in after {
+                written.extend([state.tail.clone(), state.matrix.clone()]);
                 states.put(flow.to, layer, state);
                 if flow.revocable {
                     states.log(flow, prepared);
@@ -437,29 +490,46 @@ impl Device for Mlx {
         self.computed(logits)
     }
 
-    fn recover(&mut self, kv: &mut Kv, states: Option<&mut States>) -> Result<(), DeviceError> {
+    fn recover(&mut self, error: DeviceError, kv: &mut Kv, states: Option<&mut States>) -> DeviceError {
         self.failure = None;
+        self.written.clear();
         let mut states = states;
         if let Some(states) = &mut states {
             states.drop_pending();
         }
         // What was not computed yet hangs on what failed, and may fail again.
-        let Err(error) = eval(kv.arrays()) else { return Ok(()) };
+        let lost = match &error {
+            DeviceError::StateLost(why) => Some(why.clone()),
+            _ => eval(kv.arrays()).err().map(|again| format!("{error}, then {}", again.what())),
+        };
+        let Some(lost) = lost else { return error };
         if let Some(states) = states {
             states.clear();
         }
-        let cleared = kv.clear().map_err(|e| format!("{}, then {}", error.what(), e.what()));
-        Err(DeviceError::StateLost(cleared.err().unwrap_or_else(|| error.what().to_owned())))
+        let cleared = kv.clear().map_err(|e| format!("{lost}, then {}", e.what()));
+        DeviceError::StateLost(cleared.err().unwrap_or(lost))
     }
 
     fn evaluate(&mut self, kv: &mut Kv, states: Option<&mut States>) -> Result<(), DeviceError> {
         self.take_failure()?;
-        let written = states.map(States::take_pending).unwrap_or_default();
-        eval(kv.arrays().chain(&written)).map_err(|e| device_error(&e, "computing state"))
+        self.written.clear();
+        let pending = states.iter().flat_map(|states| states.pending());
+        eval(kv.arrays().chain(pending)).map_err(|e| device_error(&e, "computing state"))?;
+        if let Some(states) = states {
+            states.settle();
+        }
+        Ok(())
     }
 }
 
-/// Digest of numbers that could be computed.
+/// Digest of numbers; where they could not be computed, one that nothing else has.
 fn digest(numbers: Built<Vec<f32>>) -> [u8; 32] {
-    *blake3::hash(bytemuck::cast_slice(&numbers.unwrap_or_default())).as_bytes()
+    static UNKNOWN: AtomicU64 = AtomicU64::new(0);
+    match numbers {
+        Ok(numbers) => *blake3::hash(bytemuck::cast_slice(&numbers)).as_bytes(),
+        Err(error) => {
+            let count = UNKNOWN.fetch_add(1, Ordering::Relaxed);
+            *blake3::hash(format!("{count} {}", error.what()).as_bytes()).as_bytes()
+        }
+    }
 }

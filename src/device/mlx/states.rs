@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 
 use mlx_rs::Array;
+use mlx_rs::error::Exception;
 
 use super::delta::{Masks, Prepared};
 use super::failure::Built;
@@ -59,15 +60,20 @@ impl States {
         self.slots.resize(slots.max(self.slots.len()), empty);
     }
 
-    /// A layer of the state before a span; `None` at the start of a sequence.
-    pub(super) fn before(&self, flow: StateFlow, layer: usize) -> Option<&LayerState> {
-        self.slots[flow.from?.0 as usize][layer].as_ref()
+    /// A layer of the state before a span; `None` at the start of a sequence. An error where nothing was ever written to the slot that the
+    /// span starts from.
+    pub(super) fn before(&self, flow: StateFlow, layer: usize) -> Built<Option<&LayerState>> {
+        let Some(from) = flow.from else { return Ok(None) };
+        match &self.slots[from.0 as usize][layer] {
+            Some(state) => Ok(Some(state)),
+            None => Err(Exception::custom(format!("slot {} holds no state", from.0))),
+        }
     }
 
     /// Puts a layer of the state after a span into its slot.
     pub(super) fn put(&mut self, slot: SlotId, layer: usize, state: LayerState) {
         self.slots[slot.0 as usize][layer] = Some(state);
-        if self.pending.last() != Some(&slot) {
+        if !self.pending.contains(&slot) {
             self.pending.push(slot);
         }
     }
@@ -106,17 +112,21 @@ impl States {
 
     fn rewind_layers(&mut self, log: &Log, tokens: usize, masks: &Masks) -> Built<()> {
         for (layer, prepared) in log.layers.iter().enumerate() {
-            let state = prepared.state_after(self.before(log.flow, layer), tokens, masks)?;
+            let state = prepared.state_after(self.before(log.flow, layer)?, tokens, masks)?;
             self.put(log.flow.to, layer, state);
         }
         Ok(())
     }
 
     /// The arrays written since the last evaluation.
-    pub(super) fn take_pending(&mut self) -> Vec<Array> {
-        let pending = std::mem::take(&mut self.pending);
-        let layers = pending.iter().flat_map(|slot| self.slots[slot.0 as usize].iter().flatten());
-        layers.flat_map(|layer| [layer.tail.clone(), layer.matrix.clone()]).collect()
+    pub(super) fn pending(&self) -> impl Iterator<Item = &Array> {
+        let layers = self.pending.iter().flat_map(|slot| self.slots[slot.0 as usize].iter().flatten());
+        layers.flat_map(|layer| [&layer.tail, &layer.matrix])
+    }
+
+    /// They were evaluated.
+    pub(super) fn settle(&mut self) {
+        self.pending.clear();
     }
 
     /// Forgets what was written since the last evaluation, which failed.

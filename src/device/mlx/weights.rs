@@ -1,8 +1,8 @@
 //! Weights as MLX computes with them.
 //!
-//! MLX's affine packing is taken as it is; GGUF's blocks are written in that form, with the same integers and the same scales.
-//! Rows are put in their order while they are copied out of the file. Scales, biases and plain weights get the type of the
-//! activations, since MLX would otherwise convert them in every product.
+//! MLX's affine packing is taken as it is; GGUF's blocks are written in that form, with the same integers. Rows are put in their
+//! order while they are copied out of the file. Scales, biases and plain weights get the type of the activations, since MLX would
+//! otherwise convert them in every product; where the file keeps them in another type, they are rounded to it.
 
 use half::{bf16, f16};
 use mlx_rs::ops::{concatenate, dequantize, matmul, quantized_matmul};
@@ -131,7 +131,7 @@ fn plain(alike: &[WeightSource<'_>], stored: Float, float: Dtype) -> Built<Array
     floats(alike, stored, alike[0].cols, float, |source, row, out| {
         if let Encoding::Plain(_, bytes) = source.encoding {
             let row_bytes = source.cols * stored.bytes();
-            out.extend_from_slice(&bytes[row * row_bytes..(row + 1) * row_bytes]);
+            out.copy_from_slice(&bytes[row * row_bytes..(row + 1) * row_bytes]);
         }
     })
 }
@@ -144,26 +144,28 @@ fn packed(
     float: Dtype,
 ) -> Built<Packed> {
     let cols = alike[0].cols;
-    let words: Vec<u32> = from_rows(alike, words);
-    let words = Array::from_slice(&words, &[total_rows(alike), int(cols * bits / 32)]);
+    let columns = cols * bits / 32;
+    let words: Vec<u32> = from_rows(alike, columns, words);
+    let words = Array::from_slice(&words, &[total_rows(alike), int(columns)]);
     let scales = floats(alike, scales, cols / group, float, |source, row, out| factors(source, row, 0, out))?;
     let biases = floats(alike, biases, cols / group, float, |source, row, out| factors(source, row, 1, out))?;
     Ok(Packed { words, scales, biases, group: int(group), bits: int(bits) })
 }
 
-/// Bytes that `write` gives for every row, in the order of the layer, as elements.
+/// A matrix of `columns` elements a row, whose bytes `write` fills in row by row, in the order of the layer.
 fn from_rows<T: bytemuck::Pod + Default>(
     alike: &[WeightSource<'_>],
-    write: impl Fn(&WeightSource<'_>, usize, &mut Vec<u8>),
+    columns: usize,
+    write: impl Fn(&WeightSource<'_>, usize, &mut [u8]),
 ) -> Vec<T> {
-    let mut bytes = Vec::new();
+    let rows: usize = alike.iter().map(|source| source.rows).sum();
+    let mut elements = vec![T::default(); rows * columns];
+    let mut bytes = bytemuck::cast_slice_mut(&mut elements).chunks_exact_mut(columns * size_of::<T>());
     for source in alike {
-        for row in 0..source.rows {
-            write(source, file_row(source.order, source.rows, row), &mut bytes);
+        for (row, out) in (0..source.rows).zip(bytes.by_ref()) {
+            write(source, file_row(source.order, source.rows, row), out);
         }
     }
-    let mut elements = vec![T::default(); bytes.len() / size_of::<T>()];
-    bytemuck::cast_slice_mut(&mut elements).copy_from_slice(&bytes);
     elements
 }
 
@@ -173,41 +175,46 @@ fn floats(
     stored: Float,
     cols: usize,
     float: Dtype,
-    write: impl Fn(&WeightSource<'_>, usize, &mut Vec<u8>),
+    write: impl Fn(&WeightSource<'_>, usize, &mut [u8]),
 ) -> Built<Array> {
     let shape = [total_rows(alike), int(cols)];
     let array = match stored {
-        Float::F32 => Array::from_slice(&from_rows::<f32>(alike, write), &shape),
-        Float::F16 => Array::from_slice(&from_rows::<f16>(alike, write), &shape),
-        Float::Bf16 => Array::from_slice(&from_rows::<bf16>(alike, write), &shape),
+        Float::F32 => Array::from_slice(&from_rows::<f32>(alike, cols, write), &shape),
+        Float::F16 => Array::from_slice(&from_rows::<f16>(alike, cols, write), &shape),
+        Float::Bf16 => Array::from_slice(&from_rows::<bf16>(alike, cols, write), &shape),
     };
     cast(array, float)
 }
 
 /// The packed integers of a row.
-fn words(source: &WeightSource<'_>, row: usize, out: &mut Vec<u8>) {
+fn words(source: &WeightSource<'_>, row: usize, out: &mut [u8]) {
     match source.encoding {
         Encoding::Affine { bits, packed, .. } => {
             let row_bytes = source.cols * bits / 8;
-            out.extend_from_slice(&packed[row * row_bytes..(row + 1) * row_bytes]);
+            out.copy_from_slice(&packed[row * row_bytes..(row + 1) * row_bytes]);
         }
         Encoding::Q8_0(_) => {
-            (0..source.cols / GROUP).for_each(|group| out.extend(integers(source, row, group)));
+            for (group, out) in out.chunks_exact_mut(GROUP).enumerate() {
+                out.copy_from_slice(&integers(source, row, group));
+            }
         }
         _ => {
-            for group in 0..source.cols / GROUP {
-                out.extend(integers(source, row, group).chunks_exact(2).map(|pair| pair[0] | pair[1] << 4));
+            for (group, out) in out.chunks_exact_mut(GROUP / 2).enumerate() {
+                let integers = integers(source, row, group);
+                for (out, pair) in out.iter_mut().zip(integers.chunks_exact(2)) {
+                    *out = pair[0] | pair[1] << 4;
+                }
             }
         }
     }
 }
 
 /// The scales (`which` 0) or biases (1) of a row, in the file's type.
-fn factors(source: &WeightSource<'_>, row: usize, which: usize, out: &mut Vec<u8>) {
+fn factors(source: &WeightSource<'_>, row: usize, which: usize, out: &mut [u8]) {
     if let Encoding::Affine { group, scales, biases, .. } = source.encoding {
         let (float, bytes) = [scales, biases][which];
         let row_bytes = source.cols / group * float.bytes();
-        out.extend_from_slice(&bytes[row * row_bytes..(row + 1) * row_bytes]);
+        out.copy_from_slice(&bytes[row * row_bytes..(row + 1) * row_bytes]);
         return;
     }
     // What the integer 0 stands for: the minimum, or `zero` steps below 0; 8 and 128 are powers of two, so f16 holds it exactly but
@@ -217,10 +224,10 @@ fn factors(source: &WeightSource<'_>, row: usize, which: usize, out: &mut Vec<u8
         Encoding::Q8_0(_) => Some(128.0),
         _ => None,
     };
-    for group in 0..source.cols / GROUP {
+    for (group, out) in out.chunks_exact_mut(2).enumerate() {
         let (scale, min) = parameters(source, row, group);
         let bias = zero.map_or(min, |zero| -zero * scale);
-        out.extend(f16::from_f32([scale, bias][which]).to_le_bytes());
+        out.copy_from_slice(&f16::from_f32([scale, bias][which]).to_le_bytes());
     }
 }
 

@@ -55,7 +55,7 @@ fn takes_what_is_expected_and_not_much_less() {
             mlx_rs::memory::reset_peak_memory().unwrap();
             forward(&mut executor, start, end, logits).unwrap();
             let taken = executor.memory().unwrap().peak.saturating_sub(before);
-            let work = Work { rows: end - start, end, logits: logits.count(end - start) };
+            let work = Work { rows: end - start, spans: 1, end, logits: logits.count(end - start) };
             let expected = folder.shape().work_bytes(work, executor.device.float_bytes());
             let told = format!("{} {start}..{end}: {taken} of {expected} bytes", path.display());
             println!("{told}");
@@ -77,7 +77,7 @@ fn a_forward_that_would_pass_the_limit_is_refused_and_a_smaller_one_is_not() {
         forward(&mut free, 0, 256, LogitRows::None).unwrap();
         forward(&mut free, 256, 512, LogitRows::Last).unwrap()
     };
-    let work = |rows| folder.shape().work_bytes(Work { rows, end: 512, logits: 1 }, 4);
+    let work = |rows| folder.shape().work_bytes(Work { rows, spans: 1, end: 512, logits: 1 }, 4);
     // What the executor itself holds, and room for a forward of 128 tokens but none of 256.
     let held = {
         let executor = load(&folder, None);

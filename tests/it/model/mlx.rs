@@ -1,10 +1,13 @@
 //! The `mlx` device on real models, on MLX's CPU backend: parity, routes within a tolerance, and sessions that show what they show on `cpu`.
 
+use std::path::Path;
 use std::process::Command;
 
 use escarp::config::{Config, DeviceSetting, PrecisionSetting};
 use escarp::device::Executor;
 use escarp::model::load;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
 use super::bits::{FOLDERS, PAGE, Trace, run, run_beside, run_drafted, run_restored, sample};
@@ -33,10 +36,15 @@ fn every_checkpoint_agrees_with_mlx_lm() {
 /// Logits against those of one forward.
 fn distance(trace: &Trace, whole: &Trace) -> f64 {
     let numbers = |trace: &Trace| trace.logits.iter().copied().map(f32::from_bits).collect::<Vec<f32>>();
-    let (got, whole) = (numbers(trace), numbers(whole));
-    let mean = whole.iter().map(|x| f64::from(*x)).sum::<f64>() / whole.len() as f64;
-    let variance = whole.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / whole.len() as f64;
-    worst(&got, &whole, variance.sqrt())
+    from_reference(&numbers(trace), &numbers(whole))
+}
+
+/// The largest difference, in deviations of the reference.
+fn from_reference(got: &[f32], reference: &[f32]) -> f64 {
+    let n = reference.len() as f64;
+    let mean = reference.iter().map(|x| f64::from(*x)).sum::<f64>() / n;
+    let variance = reference.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / n;
+    worst(got, reference, variance.sqrt())
 }
 
 #[test]
@@ -87,6 +95,55 @@ fn the_bundled_pair_agrees_with_itself_on_cpu_in_the_floats_of_its_file() {
         let same = rows.filter(|(a, b)| best(a) == best(b)).count();
         println!("{name}: the same token at {same} of 150 positions");
         assert!(same >= 146, "{name}: the same token at {same} of 150 positions");
+    }
+}
+
+/// The same checkpoint with bf16 where it has f32, as models for Macs are published.
+fn in_bf16(folder: &Path) -> tempfile::TempDir {
+    let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let narrow = |data: &[u8]| -> Vec<u8> {
+        let numbers = data.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]]));
+        numbers.flat_map(|x| half::bf16::from_f32(x).to_le_bytes()).collect()
+    };
+    let narrowed: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = tensors
+        .iter()
+        .map(|(name, tensor)| match tensor.dtype() {
+            Dtype::F32 => (name.to_owned(), Dtype::BF16, tensor.shape().to_vec(), narrow(tensor.data())),
+            other => (name.to_owned(), other, tensor.shape().to_vec(), tensor.data().to_vec()),
+        })
+        .collect();
+    let views = narrowed
+        .iter()
+        .map(|(name, dtype, shape, data)| (name, TensorView::new(*dtype, shape.clone(), data).unwrap()));
+    let out = tempfile::tempdir().unwrap();
+    std::fs::copy(folder.join("config.json"), out.path().join("config.json")).unwrap();
+    safetensors::serialize_to_file(views, None, &out.path().join("model.safetensors")).unwrap();
+    out
+}
+
+#[test]
+fn models_in_bf16_run_in_bf16_and_stay_near_what_f32_makes_of_them() {
+    for name in ["llama", "qwen3.5-q4", "odd-hybrid", "odd-moe", "moe-q6"] {
+        let folder = in_bf16(&fixture(name));
+        let tokens = sample(90);
+        let logits = |device, precision, chunks: &[usize]| {
+            let mut config = Config::default();
+            config.model.path = Some(folder.path().to_owned());
+            config.model.device = device;
+            config.model.precision = precision;
+            let mut loaded = load(&config).unwrap();
+            let precision = loaded.executor.facts().precision;
+            (super::logits(&mut *loaded.executor, &tokens, chunks), precision)
+        };
+        let (expected, _) = logits(DeviceSetting::Cpu, PrecisionSetting::F32, &[90]);
+        for chunks in [&[90][..], &[40, 1]] {
+            let (got, precision) = logits(DeviceSetting::Mlx, PrecisionSetting::Auto, chunks);
+            assert_eq!(precision, "bf16", "{name}");
+            let distance = from_reference(&got, &expected);
+            println!("{name} in bf16, chunks of {chunks:?}: {distance:.1e} deviations");
+            assert!(distance < 0.25, "{name}, chunks of {chunks:?}: {distance} deviations");
+        }
     }
 }
 
