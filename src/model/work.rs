@@ -71,7 +71,7 @@ impl ModelShape {
     }
 }
 
-#[cfg(all(test, feature = "mlx"))]
+#[cfg(test)]
 mod mlx;
 
 #[cfg(test)]

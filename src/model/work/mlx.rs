@@ -1,6 +1,7 @@
 //! The bound against what MLX's allocator counts, and the guard that rests on it.
 //!
 //! The allocator counts for the whole process, so these tests run in a process of their own, one after another.
+#![cfg(feature = "mlx")]
 
 use std::path::{Path, PathBuf};
 
