@@ -1,4 +1,4 @@
-//! How `cache.ram_bytes` is divided between pages and slots.
+//! How many pages and slots there may be: how `cache.ram_bytes` is divided between them, and what the device has memory for.
 //!
 //! The device never gives memory back, so what counts is how many of each were ever in use at once. A page or a slot that
 //! was never handed out before is taken only while all of them together stay within the bound. Two rules keep the one
@@ -6,9 +6,28 @@
 //! get what whole contexts of all these sequences leave, or a quarter of the room where that is more: a prompt that fits
 //! the rest is served whatever was captured before.
 //!
+//! The bound is what the user allows; the device may have memory for less, which nobody knows before it refuses. From then on what it
+//! holds is all there is ([`DeviceLimits`]), divided by the same rules.
+//!
 //! One live slot is enough while every computed token stays. A span that may be rewound has to leave the state it starts
 //! from as it was, so speculation will have to reserve two live slots for every sequence that verifies: the one read and
 //! the one written, in turn.
+
+/// How many pages and slots a device has memory for, as far as it has refused more; `None` where it has not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DeviceLimits {
+    /// Pages.
+    pub pages: Option<usize>,
+    /// Slots.
+    pub slots: Option<usize>,
+}
+
+impl DeviceLimits {
+    /// Whether the device has refused nothing.
+    pub fn is_none(&self) -> bool {
+        *self == DeviceLimits::default()
+    }
+}
 
 /// The bound, and what it has to hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +42,8 @@ pub struct Budget {
     pub sequences: usize,
     /// Pages of a whole context.
     pub context_pages: usize,
+    /// What the device has memory for, where that is known.
+    pub device: DeviceLimits,
 }
 
 impl Budget {
@@ -31,8 +52,13 @@ impl Budget {
         self.slot_bytes > 0
     }
 
-    /// Slots set aside for running sequences, one each; fewer where the bound does not hold them.
+    /// Slots set aside for running sequences, one each; fewer where the bound or the device does not hold them.
     pub fn live_slots(&self) -> usize {
+        self.live_slots_within_bound().min(self.device.slots.unwrap_or(usize::MAX))
+    }
+
+    /// Live slots that the bound holds, whatever the device does.
+    pub fn live_slots_within_bound(&self) -> usize {
         self.sequences.min(count(self.limit_bytes, self.slot_bytes))
     }
 
@@ -41,11 +67,17 @@ impl Budget {
         let room = self.limit_bytes - self.live_slots() as u64 * self.slot_bytes;
         let contexts =
             (self.sequences as u64).saturating_mul(self.context_pages as u64).saturating_mul(self.page_bytes);
-        count(room.saturating_sub(contexts).max(room / 4), self.slot_bytes)
+        let within_bound = count(room.saturating_sub(contexts).max(room / 4), self.slot_bytes);
+        let on_device = self.device.slots.map(|slots| slots.saturating_sub(self.live_slots()));
+        within_bound.min(on_device.unwrap_or(usize::MAX))
     }
 
-    /// Whether so many pages and slots are within the bound.
+    /// Whether so many pages and slots are within the bound, and the device is not known to lack memory for them.
     pub fn allows(&self, pages: usize, slots: usize) -> bool {
+        let refused = |count: usize, limit: Option<usize>| limit.is_some_and(|limit| count > limit);
+        if refused(pages, self.device.pages) || refused(slots, self.device.slots) {
+            return false;
+        }
         let bytes = |count: usize, each: u64| (count as u64).checked_mul(each);
         let total = bytes(pages, self.page_bytes)
             .zip(bytes(slots, self.slot_bytes))
@@ -53,10 +85,17 @@ impl Budget {
         total.is_some_and(|total| total <= self.limit_bytes)
     }
 
-    /// The most pages beside `slots` slots.
+    /// The most pages within the bound beside `slots` slots, whatever the device has memory for.
     pub fn most_pages(&self, slots: usize) -> usize {
         let left = self.limit_bytes.saturating_sub((slots as u64).saturating_mul(self.slot_bytes));
         count(left, self.page_bytes)
+    }
+
+    /// Bytes that pages and slots may take: the bound, or less where the device does not hold so many pages.
+    pub fn most_bytes(&self) -> u64 {
+        let Some(pages) = self.device.pages else { return self.limit_bytes };
+        let slots = (self.live_slots() + self.most_snapshots()) as u64 * self.slot_bytes;
+        (pages as u64).saturating_mul(self.page_bytes).saturating_add(slots).min(self.limit_bytes)
     }
 }
 
@@ -69,10 +108,30 @@ fn count(bytes: u64, each: u64) -> usize {
 mod tests {
     use super::*;
 
+    fn budget(limit_bytes: u64, slot_bytes: u64, sequences: usize, context_pages: usize) -> Budget {
+        let device = DeviceLimits::default();
+        Budget { limit_bytes, page_bytes: 3, slot_bytes, sequences, context_pages, device }
+    }
+
+    #[test]
+    fn what_the_device_holds_is_divided_by_the_same_rules() {
+        let roomy = budget(120, 10, 4, 50);
+        assert_eq!((roomy.live_slots(), roomy.most_snapshots(), roomy.most_bytes()), (4, 2, 120));
+        let on = |pages, slots| Budget { device: DeviceLimits { pages, slots }, ..roomy };
+        let few_pages = on(Some(7), None);
+        assert!(few_pages.allows(7, 6) && !few_pages.allows(8, 0));
+        assert_eq!((few_pages.live_slots(), few_pages.most_snapshots(), few_pages.most_bytes()), (4, 2, 81));
+        let few_slots = on(None, Some(5));
+        assert!(few_slots.allows(20, 5) && !few_slots.allows(0, 6));
+        assert_eq!((few_slots.live_slots(), few_slots.most_snapshots(), few_slots.most_bytes()), (4, 1, 120));
+        let fewer = on(Some(1_000), Some(3));
+        assert_eq!((fewer.live_slots(), fewer.most_snapshots(), fewer.most_bytes()), (3, 0, 120));
+        assert_eq!(fewer.live_slots_within_bound(), 4);
+    }
+
     #[test]
     fn live_slots_come_first_then_pages_of_contexts_or_three_quarters() {
-        let tight =
-            Budget { limit_bytes: 120, page_bytes: 3, slot_bytes: 10, sequences: 4, context_pages: 50 };
+        let tight = budget(120, 10, 4, 50);
         assert_eq!((tight.live_slots(), tight.most_snapshots(), tight.most_pages(6)), (4, 2, 20));
         assert!(tight.allows(20, 6) && !tight.allows(21, 6));
         assert_eq!(Budget { context_pages: 2, ..tight }.most_snapshots(), 5);
@@ -82,8 +141,7 @@ mod tests {
 
     #[test]
     fn without_recurrent_layers_all_of_it_is_for_pages() {
-        let budget =
-            Budget { limit_bytes: 100, page_bytes: 3, slot_bytes: 0, sequences: 4, context_pages: 1 };
+        let budget = budget(100, 0, 4, 1);
         assert_eq!((budget.live_slots(), budget.most_snapshots(), budget.most_pages(9)), (0, 0, 33));
         assert!(!budget.is_recurrent() && budget.allows(33, 9) && !budget.allows(usize::MAX, 0));
     }

@@ -19,7 +19,7 @@ pub mod restore;
 
 use crate::device::{PageId, SlotId};
 use crate::event::{RequestId, Route, Stamp};
-use budget::Budget;
+use budget::{Budget, DeviceLimits};
 use chain::{BlockHash, Identity};
 use index::{Dropped, Endpoint, Evicted, Eviction, PrefixIndex, Provenance, Removed};
 use pool::{PageRef, Pool, SlotRef};
@@ -33,6 +33,15 @@ pub enum CacheFull {
         /// Blocks the bound allows.
         limit: usize,
     },
+    /// The same, where the device holds fewer pages than the bound allows.
+    #[error(
+        "the device has no memory for more than {limit} blocks, and running requests need them all; run fewer or \
+         shorter ones, or free memory and evict all cached blocks, which has the device asked again"
+    )]
+    DevicePages {
+        /// Blocks the device holds.
+        limit: usize,
+    },
     /// Every slot set aside for running sequences is in use.
     #[error(
         "`cache.ram_bytes` has room for the recurrent state of {limit} sequences, {slot_bytes} bytes each, and they \
@@ -40,6 +49,18 @@ pub enum CacheFull {
     )]
     LiveSlots {
         /// Sequences the bound allows.
+        limit: usize,
+        /// Bytes of a sequence's recurrent state.
+        slot_bytes: u64,
+    },
+    /// The same, where the device holds fewer slots than the bound allows.
+    #[error(
+        "the device has no memory for the recurrent state of more than {limit} sequences, {slot_bytes} bytes each, \
+         and running requests need them all; lower `scheduler.max_sequences`, or free memory and evict all cached \
+         blocks, which has the device asked again"
+    )]
+    DeviceSlots {
+        /// Sequences whose state the device holds.
         limit: usize,
         /// Bytes of a sequence's recurrent state.
         slot_bytes: u64,
@@ -90,6 +111,10 @@ pub struct StoreOutcome {
 }
 
 /// Pages and slots, their holders, and the index over them.
+///
+/// It hands out places before the device holds them: have the device hold the [`Cache::reservation`] before it reads or writes one. Where it
+/// refuses, release what it does not hold, [`Cache::shrink`], and for want of memory [`Cache::limit`]: what the device holds is the
+/// cache's size from then on, and allocating again evicts instead of growing.
 #[derive(Debug)]
 pub struct Cache {
     root: BlockHash,
@@ -131,9 +156,24 @@ impl Cache {
         self.budget.is_recurrent()
     }
 
-    /// Pages and slots ever handed out: what the device must have reserved.
-    pub fn high_water(&self) -> (usize, usize) {
-        (self.pages.high_water(), self.slots.high_water())
+    /// Pages and slots that the device has to hold: all that are granted, and the live slots that are set aside.
+    pub fn reservation(&self) -> (usize, usize) {
+        (self.pages.high_water(), self.committed_slots(self.snapshots_in_use()))
+    }
+
+    /// Grants only the first `pages` pages and the first `slots` slots from here on; nobody may hold any of the others. They may be granted
+    /// again, in generations of their own.
+    pub fn shrink(&mut self, pages: usize, slots: usize) {
+        self.pages.shrink(pages);
+        self.slots.shrink(slots);
+    }
+
+    /// Takes note of what the device has refused to hold; what is known of the other kind stays. No more are granted until
+    /// [`Cache::evict_all`].
+    pub fn limit(&mut self, refused: DeviceLimits) {
+        let known = &mut self.budget.device;
+        known.pages = refused.pages.or(known.pages);
+        known.slots = refused.slots.or(known.slots);
     }
 
     /// Blocks in the index.
@@ -262,8 +302,16 @@ impl Cache {
                 return Ok(page);
             }
             if !self.evict_one(Eviction::MadeRoom(request), now) {
-                return Err(CacheFull::Pages { limit: self.budget.most_pages(slots) });
+                return Err(self.out_of_pages(slots));
             }
+        }
+    }
+
+    fn out_of_pages(&self, slots: usize) -> CacheFull {
+        let limit = self.budget.most_pages(slots);
+        match self.budget.device.pages {
+            Some(device) if device < limit => CacheFull::DevicePages { limit: device },
+            _ => CacheFull::Pages { limit },
         }
     }
 
@@ -275,7 +323,11 @@ impl Cache {
             false => None,
         };
         self.live_slots += usize::from(slot.is_some());
-        slot.ok_or(CacheFull::LiveSlots { limit, slot_bytes: self.budget.slot_bytes })
+        let slot_bytes = self.budget.slot_bytes;
+        slot.ok_or(match limit < self.budget.live_slots_within_bound() {
+            true => CacheFull::DeviceSlots { limit, slot_bytes },
+            false => CacheFull::LiveSlots { limit, slot_bytes },
+        })
     }
 
     /// Whether [`Cache::allocate_live_slot`] would give one.
@@ -311,8 +363,7 @@ impl Cache {
         self.slots.used() - self.live_slots
     }
 
-    /// Slots that memory has to be kept for, with so many snapshots in use: those ever handed out, and the live ones set
-    /// aside.
+    /// Slots that memory has to be kept for, with so many snapshots in use: those granted, and the live ones set aside.
     fn committed_slots(&self, snapshots: usize) -> usize {
         self.slots.high_water().max(snapshots + self.budget.live_slots())
     }
@@ -361,8 +412,10 @@ impl Cache {
         deepest.map_or(0, |(block, _)| (block + 1) * self.block_tokens)
     }
 
-    /// Drops every block that no running request uses. Gives how many.
+    /// Drops every block that no running request uses. Gives how many. What the device refused to hold it will be asked for again, as
+    /// memory may have come back.
     pub fn evict_all(&mut self, now: Stamp) -> usize {
+        self.budget.device = DeviceLimits::default();
         std::iter::from_fn(|| self.evict_one(Eviction::ByHand, now).then_some(())).count()
     }
 

@@ -74,32 +74,37 @@ struct Cell {
     holders: u32,
 }
 
-/// Places with their holder counts. How many there may be is the caller's to say, by calling [`Pool::grow`] or not.
+/// Places with their holder counts. How many there may be is the caller's to say, by calling [`Pool::grow`] or not, and
+/// [`Pool::shrink`] where there turn out to be fewer.
 #[derive(Debug)]
 pub struct Pool<P> {
+    /// Every place that was ever granted. Those from `granted` on keep the generation they ended with, so that no reference to them becomes
+    /// good again when they are granted anew.
     cells: Vec<Cell>,
+    granted: usize,
+    /// The granted places that have no holder.
     free: BTreeSet<u32>,
     kind: PhantomData<P>,
 }
 
 impl<P> Default for Pool<P> {
     fn default() -> Pool<P> {
-        Pool { cells: Vec::new(), free: BTreeSet::new(), kind: PhantomData }
+        Pool { cells: Vec::new(), granted: 0, free: BTreeSet::new(), kind: PhantomData }
     }
 }
 
 impl<P: Place> Pool<P> {
-    /// Places ever handed out.
+    /// Places that are granted: every place in use has a lower number.
     pub fn high_water(&self) -> usize {
-        self.cells.len()
+        self.granted
     }
 
     /// Places that have a holder.
     pub fn used(&self) -> usize {
-        self.cells.len() - self.free.len()
+        self.granted - self.free.len()
     }
 
-    /// A place that was handed out before and is free now, with one holder.
+    /// A granted place that is free, with one holder.
     pub fn reuse(&mut self) -> Option<Ref<P>> {
         let index = self.free.pop_first()?;
         Some(self.first_hold(index))
@@ -115,11 +120,23 @@ impl<P: Place> Pool<P> {
         }
     }
 
-    /// A place that was never handed out before, with one holder. `None` when numbers run out.
+    /// Grants one more place, with one holder. `None` when numbers run out.
     pub fn grow(&mut self) -> Option<Ref<P>> {
-        let index = u32::try_from(self.cells.len()).ok()?;
-        self.cells.push(Cell::default());
+        let index = u32::try_from(self.granted).ok()?;
+        if self.granted == self.cells.len() {
+            self.cells.push(Cell::default());
+        }
+        self.granted += 1;
         Some(self.first_hold(index))
+    }
+
+    /// Grants only the first `places` places from here on; nobody may hold one of the others. [`Pool::grow`] may grant them again.
+    pub fn shrink(&mut self, places: usize) {
+        let Some(beyond @ 1..) = self.granted.checked_sub(places) else { return };
+        let Ok(first) = u32::try_from(places) else { return };
+        let taken_back = self.free.split_off(&first);
+        assert_eq!(taken_back.len(), beyond, "taking back a {} that is held", P::WORD);
+        self.granted = places;
     }
 
     fn first_hold(&mut self, index: u32) -> Ref<P> {

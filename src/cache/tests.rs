@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 
-use super::budget::Budget;
+use super::budget::{Budget, DeviceLimits};
 use super::chain::Identity;
 use super::pool::PageRef;
 use super::*;
@@ -16,8 +16,14 @@ fn identity() -> Identity {
 }
 
 fn cache(pages: usize) -> Cache {
-    let budget =
-        Budget { limit_bytes: pages as u64, page_bytes: 1, slot_bytes: 0, sequences: 1, context_pages: 1 };
+    let budget = Budget {
+        limit_bytes: pages as u64,
+        page_bytes: 1,
+        slot_bytes: 0,
+        sequences: 1,
+        context_pages: 1,
+        device: DeviceLimits::default(),
+    };
     Cache::new(&identity(), BLOCK, budget)
 }
 
@@ -85,17 +91,21 @@ proptest! {
 
     /// Pages against a map from page to holders.
     #[test]
-    fn the_pool_counts_holders(operations in prop::collection::vec((0_u8..3, any::<prop::sample::Index>()), 1..200)) {
+    fn the_pool_counts_holders(operations in prop::collection::vec((0_u8..4, any::<prop::sample::Index>()), 1..200)) {
         let mut pool = pool::Pool::<PageId>::default();
         let mut model: HashMap<PageRef, u32> = HashMap::new();
         let mut dead: Vec<PageRef> = Vec::new();
+        let mut granted = 0;
         for (operation, index) in operations {
             let live: Vec<PageRef> = model.keys().copied().collect();
             match operation {
                 0 => {
                     let grown = |pool: &mut pool::Pool<PageId>| (pool.high_water() < 6).then(|| pool.grow())?;
                     match pool.reuse().or_else(|| grown(&mut pool)) {
-                        Some(page) => prop_assert!(model.insert(page, 1).is_none()),
+                        Some(page) => {
+                            granted = granted.max(page.id().0 as usize + 1);
+                            prop_assert!(model.insert(page, 1).is_none());
+                        }
                         None => prop_assert_eq!(model.len(), 6),
                     }
                 }
@@ -113,9 +123,15 @@ proptest! {
                         dead.push(page);
                     }
                 }
+                3 => {
+                    let held = live.iter().map(|page| page.id().0 as usize + 1).max().unwrap_or(0);
+                    granted = held + index.index(granted + 1 - held);
+                    pool.shrink(granted);
+                }
                 _ => {}
             }
             prop_assert_eq!(pool.used(), model.len());
+            prop_assert_eq!(pool.high_water(), granted);
             for (page, holders) in &model {
                 prop_assert_eq!(pool.holders(*page), *holders);
                 prop_assert!(pool.check(*page).is_ok());
@@ -169,7 +185,9 @@ fn hybrid(pages: usize, snapshots: usize) -> Cache {
     let slot_bytes = (pages / snapshots) as u64;
     // Snapshots get a quarter of what the live slot leaves.
     let limit_bytes = slot_bytes + 4 * pages as u64;
-    let budget = Budget { limit_bytes, page_bytes: 1, slot_bytes, sequences: 1, context_pages: usize::MAX };
+    let device = DeviceLimits::default();
+    let budget =
+        Budget { limit_bytes, page_bytes: 1, slot_bytes, sequences: 1, context_pages: usize::MAX, device };
     Cache::new(&identity(), BLOCK, budget)
 }
 
@@ -270,7 +288,8 @@ proptest! {
         slot_bytes in 1_u64..6,
         sequences in 1_usize..4,
     ) {
-        let budget = Budget { limit_bytes, page_bytes: 2, slot_bytes, sequences, context_pages: usize::MAX };
+        let device = DeviceLimits::default();
+        let budget = Budget { limit_bytes, page_bytes: 2, slot_bytes, sequences, context_pages: usize::MAX, device };
         let mut cache = Cache::new(&identity(), BLOCK, budget);
         let (mut pages, mut live, mut snapshots) = (Vec::new(), Vec::new(), Vec::new());
         for (step, (operation, index)) in operations.iter().enumerate() {
@@ -296,9 +315,9 @@ proptest! {
                 }
                 _ => {}
             }
-            let (high_pages, high_slots) = cache.high_water();
-            let handed_out = high_pages as u64 * 2 + high_slots as u64 * slot_bytes;
-            prop_assert!(handed_out <= limit_bytes, "{handed_out} of {limit_bytes}");
+            let (to_hold_pages, to_hold_slots) = cache.reservation();
+            let to_hold = to_hold_pages as u64 * 2 + to_hold_slots as u64 * slot_bytes;
+            prop_assert!(to_hold <= limit_bytes, "{to_hold} of {limit_bytes}");
             prop_assert_eq!(cache.used_pages(), pages.len() + cache.cached_blocks());
             prop_assert_eq!(cache.used_slots(), live.len() + snapshots.len() + cache.cached_snapshots());
         }

@@ -14,7 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use crate::cache::budget::Budget;
+use crate::cache::budget::{Budget, DeviceLimits};
 use crate::cache::{Cache, chain};
 use crate::config::{ClockKind, Config};
 use crate::device::ExecutorFacts;
@@ -160,6 +160,7 @@ fn serve(
         slot_bytes: facts.slot_bytes as u64,
         sequences: config.scheduler.max_sequences,
         context_pages: facts.context_tokens.div_ceil(facts.page_tokens.max(1)),
+        device: DeviceLimits::default(),
     };
     let cache = Cache::new(&cache_identity(&facts, &text), facts.page_tokens, budget);
     let run = run_facts(config, &session, &facts);

@@ -77,6 +77,13 @@ impl RecurrentState {
         Some(slot)
     }
 
+    /// Gives the slot for the next capture back, which nothing has been written to.
+    pub(super) fn give_back_fresh(&mut self, cache: &mut Cache) {
+        if let Some(slot) = self.fresh.take() {
+            cache.release_snapshot(slot);
+        }
+    }
+
     /// Fails when a slot that the next span reads or writes is not the sequence's any more.
     pub(super) fn check(&self, cache: &Cache) -> Result<(), StaleState> {
         [Some(self.live), self.at, self.fresh]

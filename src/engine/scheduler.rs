@@ -5,6 +5,7 @@
 //! step after. So a caller that steps can stop between any two phases of a request.
 
 mod forward;
+mod reserve;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,6 +28,7 @@ use crate::event::{
     Arrival, Body, DeviceMemory, FinishReason, LaneId, Phase, RequestId, Route, SlotMemory, SnapshotsStored,
 };
 use crate::model::text::TextCodec;
+use reserve::Held;
 
 /// What a step did.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -42,6 +44,7 @@ pub struct Scheduler<'a> {
     executor: Box<dyn Executor>,
     text: &'a TextCodec,
     cache: Cache,
+    held: Held,
     config: SchedulerConfig,
     snapshot_policy: SnapshotPolicy,
     queue: VecDeque<Sequence<'a>>,
@@ -69,6 +72,7 @@ impl<'a> Scheduler<'a> {
             executor,
             text,
             cache,
+            held: Held::default(),
             config,
             snapshot_policy,
             queue: VecDeque::new(),
@@ -88,7 +92,7 @@ impl<'a> Scheduler<'a> {
         self.executor.facts().context_tokens
     }
 
-    /// Drops cached state that no running request uses. Gives the blocks dropped.
+    /// Drops cached state that no running request uses, and has the device asked again for what it refused to hold. Gives the blocks dropped.
     pub fn evict_all(&mut self, clock: &Clock) -> usize {
         self.cache.evict_all(clock.now())
     }
@@ -189,8 +193,13 @@ impl<'a> Scheduler<'a> {
     }
 
     fn admit_one(&mut self, outcome: &mut StepOutcome, clock: &mut Clock, out: &mut Emitter) -> bool {
+        if self.queue.is_empty() || self.running.len() >= self.config.max_sequences {
+            return false;
+        }
+        // How many sequences may run is known when the device holds a slot for each.
+        let set_aside = self.set_aside_live_slots();
         let full = self.cache.is_recurrent() && !self.running.is_empty() && !self.cache.has_live_slot();
-        if full || self.running.len() >= self.config.max_sequences {
+        if full {
             return false;
         }
         let Some(mut sequence) = self.queue.pop_front() else { return false };
@@ -218,7 +227,7 @@ impl<'a> Scheduler<'a> {
         out.emit(clock.now(), lane, request, Body::Routed { route, uncached_suffix });
         sequence.stage = Stage::Prefilling;
         outcome.phases.push((sequence.request, Phase::Restore));
-        match self.attach(&mut sequence, plan.found.pages, plan.snapshot) {
+        match set_aside.and_then(|()| self.attach(&mut sequence, plan.found.pages, plan.snapshot)) {
             Ok(()) => self.running.push(sequence),
             Err(refused) => outcome.ended.push(self.refuse(sequence, refused, clock, out)),
         }
@@ -358,7 +367,7 @@ impl<'a> Scheduler<'a> {
             cached_blocks: cached,
             live_blocks: used.saturating_sub(cached),
             bytes: self.cache.used_bytes(),
-            limit_bytes: budget.limit_bytes,
+            limit_bytes: budget.most_bytes(),
             slots: budget.is_recurrent().then(|| SlotMemory {
                 snapshots,
                 live: slots.saturating_sub(snapshots),

@@ -1,5 +1,6 @@
 //! The engine on the `sim` device: the whole life of requests, without weights.
 
+mod growth;
 mod hybrid;
 mod memory;
 mod resident;
@@ -356,6 +357,7 @@ impl Ground {
             slot_bytes: 0,
             sequences: scheduling.max_sequences,
             context_pages: pages,
+            device: DeviceLimits::default(),
         };
         Ground { scheduling, policy: SnapshotPolicy::Every, block_tokens: BLOCK, budget }
     }

@@ -365,7 +365,7 @@ pub enum Body {
         live_blocks: u64,
         /// Bytes of both, slots included.
         bytes: u64,
-        /// The bound.
+        /// The bound: `cache.ram_bytes`, or less where the device has refused to hold so much.
         limit_bytes: u64,
         /// Slots; `None` for a model without recurrent layers.
         #[serde(default, skip_serializing_if = "Option::is_none")]

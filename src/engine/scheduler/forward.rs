@@ -55,6 +55,7 @@ impl Scheduler<'_> {
             outcome.ended.push(self.refuse(sequence, Refused::Device(Arc::clone(error)), clock, out));
         }
         self.cache.evict_all(clock.now());
+        self.lose_all();
     }
 
     /// Computes `work` in one forward; where there is no memory for all of it, span by span, so that only those end that do not
@@ -166,14 +167,26 @@ impl Scheduler<'_> {
 
     fn extend_state(&mut self, sequence: usize, end: usize, clock: &Clock) -> Result<(), Refused> {
         let (evictions, dropped) = (self.cache.evictions(), self.cache.dropped_snapshots());
-        let allocated = self.allocate_state(sequence, end, clock);
+        let allocated = self.allocate_held_state(sequence, end, clock);
         let running = &mut self.running[sequence];
         running.evicted_blocks += self.cache.evictions() - evictions;
         running.dropped_snapshots += self.cache.dropped_snapshots() - dropped;
         allocated?;
-        let (pages, slots) = self.cache.high_water();
-        self.executor.reserve(pages, slots).map_err(|error| Refused::Device(Arc::new(error)))?;
         Ok(self.check_state(sequence)?)
+    }
+
+    /// Gets the pages and the slot of the span that ends at `end`, on the device as well.
+    fn allocate_held_state(&mut self, sequence: usize, end: usize, clock: &Clock) -> Result<(), Refused> {
+        // Once for what is missing, and again at most once for each kind that the device refuses.
+        loop {
+            if let Err(full) = self.allocate_state(sequence, end, clock) {
+                self.give_back(sequence);
+                return Err(full.into());
+            }
+            if self.hold_state(sequence)? {
+                return Ok(());
+            }
+        }
     }
 
     /// Gets the pages and the slot of the span that ends at `end`, at the cost of what is cached.

@@ -39,6 +39,7 @@ pub(super) fn narrow(
         slot_bytes: slot_bytes as u64,
         sequences,
         context_pages: usize::MAX,
+        device: DeviceLimits::default(),
     };
     Ground { scheduling, policy, block_tokens, budget }
 }
@@ -221,7 +222,7 @@ impl Script<'_> {
             let cache = scheduler.cache_mut();
             assert_eq!(cache.used_pages(), cache.cached_blocks(), "a page leaks");
             assert_eq!(cache.used_slots(), cache.cached_snapshots(), "a slot leaks");
-            let (pages, slots) = cache.high_water();
+            let (pages, slots) = cache.reservation();
             assert!(ground.budget.allows(pages, slots), "{pages} pages and {slots} slots");
             at += together;
         }

@@ -10,30 +10,44 @@ use crate::model;
 
 /// What a [`Short`] device lacks.
 #[derive(Clone, Copy)]
-struct Want {
+pub(super) struct Want {
     /// Tokens a forward admits at a position.
-    admits: fn(usize) -> usize,
+    pub(super) admits: fn(usize) -> usize,
     /// Whether a batch finds no memory.
-    refuses: fn(&[Span<'_>]) -> bool,
+    pub(super) refuses: fn(&[Span<'_>]) -> bool,
     /// What that costs.
-    cost: Cost,
+    pub(super) cost: Cost,
+    /// The state it has memory for.
+    pub(super) holds: Holds,
+}
+
+/// The state a device has memory for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Holds {
+    pub(super) pages: usize,
+    pub(super) slots: usize,
+    /// Forwards after which there is memory for any number.
+    pub(super) until: u64,
 }
 
 /// What a forward without memory costs.
 #[derive(Clone, Copy, PartialEq)]
-enum Cost {
+pub(super) enum Cost {
     /// It fails before it writes.
     Nothing,
     /// It fails after it has written.
     Written,
-    /// With it goes all state.
+    /// With it goes all state, and what was reserved for it.
     All,
 }
 
-const NOTHING: Want = Want { admits: |_| usize::MAX, refuses: |_| false, cost: Cost::Nothing };
+const ALL: Holds = Holds { pages: usize::MAX, slots: usize::MAX, until: 0 };
+
+pub(super) const NOTHING: Want =
+    Want { admits: |_| usize::MAX, refuses: |_| false, cost: Cost::Nothing, holds: ALL };
 
 /// A device that behaves like the one inside it until memory runs out.
-struct Short {
+pub(super) struct Short {
     inner: Box<dyn Executor>,
     want: Want,
     reserved: (usize, usize),
@@ -41,7 +55,7 @@ struct Short {
 }
 
 impl Short {
-    fn around(Loaded { executor, text }: Loaded, want: Want) -> Loaded {
+    pub(super) fn around(Loaded { executor, text }: Loaded, want: Want) -> Loaded {
         let short = Short { inner: executor, want, reserved: (0, 0), forwards: 0 };
         Loaded { executor: Box::new(short), text }
     }
@@ -68,17 +82,30 @@ impl Executor for Short {
     }
 
     fn reserve(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
+        let Holds { pages: most_pages, slots: most_slots, until } = self.want.holds;
+        if self.forwards < until && (pages > most_pages || slots > most_slots) {
+            return Err(DeviceError::OutOfMemory { bytes: 1 << 20, problem: "state".to_owned() });
+        }
         self.reserved = (pages.max(self.reserved.0), slots.max(self.reserved.1));
         self.inner.reserve(pages, slots)
     }
 
     fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError> {
+        let (pages, slots) = self.reserved;
+        let beyond = |span: &Span<'_>| {
+            span.pages.iter().any(|page| page.0 as usize >= pages)
+                || span.state.is_some_and(|flow| flow.to.0 as usize >= slots)
+        };
+        if spans.iter().any(beyond) {
+            return Err(DeviceError::Contract("a place is not reserved".to_owned()));
+        }
         if (self.want.refuses)(spans) {
             match self.want.cost {
                 Cost::Nothing => {}
                 Cost::Written => drop(self.inner.forward(spans)?),
                 Cost::All => {
                     self.spoil();
+                    self.reserved = (0, 0);
                     return Err(DeviceError::StateLost("scores".to_owned()));
                 }
             }
@@ -115,13 +142,13 @@ fn rows(spans: &[Span<'_>]) -> usize {
 }
 
 /// Attention layers only, and a hybrid.
-fn grounds(max_sequences: usize) -> [Ground; 2] {
+pub(super) fn grounds(max_sequences: usize) -> [Ground; 2] {
     let scheduling = SchedulerConfig { max_sequences, chunk_tokens: 100 };
     let hybrid = narrow(SnapshotPolicy::Every, scheduling.clone(), BLOCK, 1_000, 40);
     [Ground::sliceable(scheduling, 100), hybrid]
 }
 
-fn on(
+pub(super) fn on(
     ground: &Ground,
     want: Want,
     work: impl FnOnce(&mut Scheduler<'_>, &mut Clock, &mut Emitter),
@@ -138,7 +165,7 @@ fn on(
     events
 }
 
-fn prompt(seed: u32, tokens: u32) -> Vec<u32> {
+pub(super) fn prompt(seed: u32, tokens: u32) -> Vec<u32> {
     (0..tokens).map(|i| (seed * 977 + i * 13) % 5_000).collect()
 }
 
@@ -152,7 +179,7 @@ fn three(scheduler: &mut Scheduler<'_>, clock: &mut Clock, out: &mut Emitter) {
     scheduler.submit(submission(next, 6), clock, out);
 }
 
-fn failed(events: &[Event]) -> Vec<(u64, &str)> {
+pub(super) fn failed(events: &[Event]) -> Vec<(u64, &str)> {
     events
         .iter()
         .filter_map(|event| match &event.body {
