@@ -58,8 +58,8 @@ impl Scheduler<'_> {
         self.lose_all();
     }
 
-    /// Computes `work` in one forward; where there is no memory for all of it, span by span, so that only those end that do not
-    /// fit alone. Gives those that failed.
+    /// Computes `work` in one forward; where there is no memory for all of it, span by span and those of a prefill by fewer tokens, so that
+    /// only those end that do not fit alone. Gives those that failed.
     fn compute(
         &mut self,
         work: &[Work],
@@ -69,12 +69,16 @@ impl Scheduler<'_> {
     ) -> Vec<(RequestId, Arc<DeviceError>)> {
         let Err(error) = self.try_compute(work, outcome, clock, out) else { return Vec::new() };
         let error = Arc::new(error);
-        let apart = work.len() > 1 && matches!(*error, DeviceError::OutOfMemory { .. });
+        let alone = work.len() == 1;
         let mut failed = Vec::new();
         for w in work {
             let request = self.running[w.sequence].request;
-            let tried = apart.then(|| self.try_compute(std::slice::from_ref(w), outcome, clock, out));
-            match tried {
+            let next = match *error {
+                DeviceError::OutOfMemory { .. } if alone => self.halved(*w),
+                DeviceError::OutOfMemory { .. } => Some(*w),
+                _ => None,
+            };
+            match next.map(|w| self.compute_alone(w, outcome, clock, out)) {
                 Some(Ok(())) => {}
                 Some(Err(own @ DeviceError::OutOfMemory { .. })) => failed.push((request, Arc::new(own))),
                 Some(Err(lost @ DeviceError::StateLost(_))) => {
@@ -86,6 +90,38 @@ impl Scheduler<'_> {
             }
         }
         failed
+    }
+
+    /// Computes a span, or as much of it as there is memory for.
+    fn compute_alone(
+        &mut self,
+        mut work: Work,
+        outcome: &mut StepOutcome,
+        clock: &mut Clock,
+        out: &mut Emitter,
+    ) -> Result<(), DeviceError> {
+        loop {
+            let Err(error) = self.try_compute(&[work], outcome, clock, out) else { return Ok(()) };
+            let no_memory = matches!(error, DeviceError::OutOfMemory { .. });
+            let Some(half) = no_memory.then(|| self.halved(work)).flatten() else { return Err(error) };
+            work = half;
+        }
+    }
+
+    /// The first half of a span for which there was no memory. `None` where it cannot be shorter, or where the device may have overwritten the
+    /// state that it starts from.
+    fn halved(&mut self, work: Work) -> Option<Work> {
+        let sequence = &mut self.running[work.sequence];
+        let tokens = work.end - work.start;
+        let flow = sequence.recurrent.as_ref().map(|state| state.flow(work.end));
+        let overwritten = flow.is_some_and(|flow| flow.from == Some(flow.to));
+        if sequence.stage != Stage::Prefilling || tokens < 2 || overwritten {
+            return None;
+        }
+        let wanted = work.shrunk.map_or(tokens as u64, |shrunk| shrunk.wanted);
+        let shrunk = ShrunkChunk { wanted, admitted: (tokens / 2) as u64 };
+        note_shrunk(sequence, shrunk);
+        Some(Work { end: work.start + tokens / 2, wants_logits: false, shrunk: Some(shrunk), ..work })
     }
 
     /// Computes `work` in one forward and takes its results.
@@ -274,8 +310,14 @@ fn plan_chunk(
         return (chunk, None);
     }
     let shrunk = ShrunkChunk { wanted: wanted_tokens as u64, admitted: chunk.len() as u64 };
+    note_shrunk(sequence, shrunk);
+    (chunk, Some(shrunk))
+}
+
+/// Says in the log that a chunk of the sequence shrinks, once.
+fn note_shrunk(sequence: &mut Sequence<'_>, ShrunkChunk { wanted, admitted }: ShrunkChunk) {
     if !std::mem::replace(&mut sequence.shrunk, true) {
-        let (request, ShrunkChunk { wanted, admitted }) = (sequence.request.0, shrunk);
+        let (request, start) = (sequence.request.0, sequence.computed);
         tracing::warn!(
             request,
             start,
@@ -284,7 +326,6 @@ fn plan_chunk(
             "a prefill chunk shrinks to fit in memory; later ones of the request may too"
         );
     }
-    (chunk, Some(shrunk))
 }
 
 /// Chooses the next token and says whether the reply ends with it.

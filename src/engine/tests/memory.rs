@@ -14,12 +14,14 @@ pub(super) struct Want {
     /// Tokens a forward admits at a position.
     pub(super) admits: fn(usize) -> usize,
     /// Whether a batch finds no memory.
-    pub(super) refuses: fn(&[Span<'_>]) -> bool,
+    pub(super) refuses: Refuses,
     /// What that costs.
     pub(super) cost: Cost,
     /// The state it has memory for.
     pub(super) holds: Holds,
 }
+
+type Refuses = fn(&[Span<'_>]) -> bool;
 
 /// The state a device has memory for.
 #[derive(Debug, Clone, Copy)]
@@ -261,13 +263,52 @@ fn only_the_request_that_does_not_fit_alone_ends() {
     };
     for ground in grounds(3) {
         let roomy = on(&ground, NOTHING, work);
-        let tight = on(&ground, Want { refuses: |spans| rows(spans) > 50, ..NOTHING }, work);
+        // However few tokens of the second prompt are tried, it ends where there is no memory.
+        let refuses =
+            |spans: &[Span<'_>]| rows(spans) > 50 || spans.iter().any(|s| s.start + s.tokens.len() > 200);
+        let tight = on(&ground, Want { refuses, ..NOTHING }, work);
         let failed = failed(&tight);
         assert_eq!(failed.iter().map(|(request, _)| *request).collect::<Vec<_>>(), [2]);
         assert!(failed[0].1.contains("cannot hold 1073741824 more bytes: scores"), "{failed:?}");
         let mut expected = replies(&roomy);
         expected.remove(&RequestId(2));
         assert_eq!(replies(&tight), expected);
+    }
+}
+
+#[test]
+fn a_chunk_without_memory_is_tried_again_with_half_its_tokens() {
+    let work = |scheduler: &mut Scheduler<'_>, clock: &mut Clock, out: &mut Emitter| {
+        for (seed, tokens) in [(0, 20), (1, 300)] {
+            scheduler.submit(submission(prompt(seed, tokens), 9), clock, out);
+        }
+    };
+    let cases: [(Cost, Refuses); 3] = [
+        (Cost::Nothing, |spans| rows(spans) > 30),
+        // A hybrid's second half of a block overwrites the state it starts from, so it has to fit at once.
+        (Cost::Written, |spans| rows(spans) > if spans[0].start % BLOCK == 0 { 60 } else { 33 }),
+        (Cost::Nothing, |spans| spans.iter().any(|s| s.start > 0 && s.tokens.len() > 1)),
+    ];
+    for (ground, hybrid) in grounds(1).into_iter().zip([false, true]) {
+        let roomy = on(&ground, NOTHING, work);
+        for (case, (cost, refuses)) in cases.into_iter().enumerate() {
+            let tight = on(&ground, Want { refuses, cost, ..NOTHING }, work);
+            if hybrid && case == 2 {
+                let failed = failed(&tight);
+                assert!(matches!(failed[..], [(2, said)] if said.contains("cannot hold")), "{failed:?}");
+                continue;
+            }
+            assert_eq!(failed(&tight), []);
+            assert_eq!(replies(&tight), replies(&roomy));
+            assert_eq!(folded(&tight).facts_hash(), folded(&roomy).facts_hash());
+            let told = tight.iter().filter_map(|event| match event.body {
+                Body::PrefillProgress { shrunk, .. } => shrunk,
+                _ => None,
+            });
+            let told: Vec<ShrunkChunk> = told.collect();
+            assert!(!told.is_empty());
+            assert!(told.iter().all(|chunk| chunk.admitted <= chunk.wanted / 2), "{told:?}");
+        }
     }
 }
 
