@@ -216,6 +216,7 @@ impl Scheduler<'_> {
         // Once for what is missing, and again at most once for each kind that the device refuses.
         loop {
             if let Err(full) = self.allocate_state(sequence, end, clock) {
+                // Part of a chunk's pages is of no use; nobody need ask the device for them.
                 self.give_back(sequence);
                 return Err(full.into());
             }

@@ -39,9 +39,11 @@ impl Scheduler<'_> {
         let executor = &mut *self.executor;
         let held = &mut self.held;
         // One kind at a time, so that the device says which it refuses. Slots come first: they are few, and without one no sequence runs.
-        let asked = |error| Refused::Device(Arc::new(error));
-        held.slots = extend(held.slots, slots, |slots| executor.reserve(held.pages, slots)).map_err(asked)?;
-        held.pages = extend(held.pages, pages, |pages| executor.reserve(pages, held.slots)).map_err(asked)?;
+        let failed = |error| Refused::Device(Arc::new(error));
+        held.slots =
+            extend(held.slots, slots, |slots| executor.reserve(held.pages, slots)).map_err(failed)?;
+        held.pages =
+            extend(held.pages, pages, |pages| executor.reserve(pages, held.slots)).map_err(failed)?;
         let refused = |held: usize, wanted: usize| (held < wanted).then_some(held);
         Ok(DeviceLimits { pages: refused(held.pages, pages), slots: refused(held.slots, slots) })
     }

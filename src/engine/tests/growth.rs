@@ -105,14 +105,23 @@ fn a_request_that_finds_no_page_takes_none_from_the_others() {
             assert!(matches!(failed(&tight)[..], [(2, _)]), "{pages} pages: {:?}", failed(&tight));
             assert_eq!(replies(&tight), expected);
         }
-        // The bound itself, met in the middle of a chunk, leaves no page granted that the device does not hold.
-        let bounded = Ground { budget: Budget { limit_bytes: 9, ..ground.budget }, ..ground.clone() };
-        if !ground.budget.is_recurrent() {
-            let tight = on(&bounded, holding(8, 0), work);
-            assert!(matches!(failed(&tight)[..], [(2, _)]), "{:?}", failed(&tight));
-            assert_eq!(replies(&tight), expected);
-        }
     }
+}
+
+#[test]
+fn the_device_is_not_asked_for_pages_of_a_chunk_that_the_bound_does_not_allow() {
+    let ground = Ground::sliceable(SchedulerConfig { max_sequences: 2, chunk_tokens: 100 }, 4);
+    let events = on(&ground, holding(3, 0), |scheduler, clock, out| {
+        for (seed, tokens) in [(0, 20), (1, 900)] {
+            scheduler.submit(submission(prompt(seed, tokens), 30), clock, out);
+        }
+        drain(scheduler, clock, out);
+        // Of the second chunk's two pages the bound allows one, which the device does not hold.
+        assert!(scheduler.cache_mut().budget().device.is_none());
+    });
+    assert!(
+        matches!(failed(&events)[..], [(2, said)] if said.contains("all 4 blocks that `cache.ram_bytes`"))
+    );
 }
 
 #[test]
