@@ -165,7 +165,8 @@ pub trait Executor: Send {
     /// What it is.
     fn facts(&self) -> &ExecutorFacts;
 
-    /// Makes pages `0..pages` and slots `0..slots` usable. Never shrinks. Their contents are undefined until written.
+    /// Makes pages `0..pages` and slots `0..slots` usable. Their contents are undefined until written. There
+    /// are never fewer than before, but after [`DeviceError::StateLost`] there are none until they are reserved anew.
     fn reserve(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError>;
 
     /// Computes the spans, each of another sequence, in one batch. After an error the positions and slots it was to write are undefined, and all

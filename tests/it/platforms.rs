@@ -66,19 +66,60 @@ fn a_line_for_macs_is_seen_however_it_is_written() {
     assert_eq!(apples("// Metal on a Mac").count(), 0);
 }
 
-/// The default build on Linux: nothing of MLX is compiled, fetched or linked.
-#[test]
-fn the_default_build_has_nothing_of_mlx() {
+/// The dependencies that a build for `target` compiles, one `name version [features]` a line; `None`, with a printed line, where cargo cannot say
+/// without a network.
+fn dependencies(target: &str, more: &[&str]) -> Option<Vec<String>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut tree = std::process::Command::new(cargo);
-    tree.args(["tree", "--offline", "--edges", "normal,build", "--prefix", "none", "--target"]);
-    tree.arg("x86_64-unknown-linux-gnu").current_dir(env!("CARGO_MANIFEST_DIR"));
+    tree.args(["tree", "--offline", "--edges", "normal,build", "--prefix", "none", "--format", "{p} [{f}]"]);
+    tree.args(["--target", target]).args(more).current_dir(env!("CARGO_MANIFEST_DIR"));
     let out = tree.output().unwrap();
     if !out.status.success() {
         println!("skipped: cargo tree: {}", String::from_utf8_lossy(&out.stderr));
-        return;
+        return None;
     }
     let tree = String::from_utf8(out.stdout).unwrap();
     assert!(tree.lines().any(|line| line.starts_with("escarp ")), "{tree}");
-    assert_eq!(tree.lines().filter(|line| line.contains("mlx")).collect::<Vec<_>>(), Vec::<&str>::new());
+    Some(tree.lines().map(str::to_owned).collect())
+}
+
+/// The default build on Linux: nothing of MLX is compiled, fetched or linked.
+#[test]
+fn the_default_build_has_nothing_of_mlx() {
+    let Some(tree) = dependencies("x86_64-unknown-linux-gnu", &[]) else { return };
+    let mlx: Vec<&String> = tree.iter().filter(|line| line.contains("mlx")).collect();
+    assert!(mlx.is_empty(), "{mlx:?}");
+}
+
+#[test]
+fn a_mac_gets_metal_and_accelerate_without_asking_and_linux_gets_neither() {
+    let features = |target: &str, more: &[&str]| {
+        let tree = dependencies(target, more)?;
+        let bindings = tree.into_iter().find(|line| line.starts_with("mlx-sys "));
+        Some(bindings.unwrap_or_else(|| panic!("{target} {more:?}: no mlx-sys")))
+    };
+    if let Some(mac) = features("aarch64-apple-darwin", &[]) {
+        assert!(mac.ends_with("[accelerate,metal]"), "{mac}");
+    }
+    if let Some(linux) = features("x86_64-unknown-linux-gnu", &["--features", "mlx"]) {
+        assert!(linux.ends_with("[]"), "{linux}");
+    }
+}
+
+#[test]
+fn only_the_device_its_loading_and_its_settings_name_mlx() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    for folder in ["cache", "decode", "engine", "ledger", "prefill", "session", "tui"] {
+        sources(&root.join(folder), &mut files);
+    }
+    assert!(files.len() > 50, "{}", files.len());
+    for file in files.iter().filter(|file| !file.to_string_lossy().contains("tests")) {
+        let text = std::fs::read_to_string(file).unwrap();
+        // Tests at the end of a file may say which device they run on.
+        let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        for word in ["mlx", "Mlx", "metal", "Metal", "DeviceKind", "DeviceSetting"] {
+            assert!(!code.contains(word), "{} names {word}", file.display());
+        }
+    }
 }
