@@ -36,7 +36,7 @@ pub enum CacheFull {
     /// The same, where the device holds fewer pages than the bound allows.
     #[error(
         "the device has no memory for more than {limit} blocks, and running requests need them all; run fewer or \
-         shorter ones, or free memory and evict all cached blocks, which has the device asked again"
+         shorter ones, use a smaller model, or free memory and evict all cached blocks, which has the device asked again"
     )]
     DevicePages {
         /// Blocks the device holds.

@@ -138,6 +138,14 @@ pub struct Span<'a> {
     pub logits: LogitRows,
 }
 
+impl Span<'_> {
+    /// Where its recurrent state comes from and goes to, for a device at work on a recurrent layer: [`slots::SlotTable::check`] lets no span of a
+    /// recurrent model through without.
+    pub(crate) fn flow(&self) -> StateFlow {
+        self.state.expect("a span of a recurrent model names its state")
+    }
+}
+
 /// What a forward produced.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Forward {

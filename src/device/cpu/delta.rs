@@ -15,7 +15,7 @@ use super::pool::Pool;
 use super::quantise::rows_a_task;
 use super::states::{Before, LayerLog, Log, STRIP, States, StripPlace, Taken};
 use crate::device::ops::{DeltaShape, MAX_TAPS, Rows};
-use crate::device::{DeviceError, Span, StateFlow};
+use crate::device::{DeviceError, StateFlow};
 
 /// Keeps the length of a zero query or key from dividing by zero.
 const LENGTH_EPS: f32 = 1e-6;
@@ -89,11 +89,6 @@ pub(super) struct Call<'a> {
     pub(super) out: &'a mut [f32],
 }
 
-/// A span's flow; the executor gives every span one where the model is recurrent.
-fn flow(span: &Span<'_>) -> StateFlow {
-    span.state.expect("a span of a recurrent model names its state")
-}
-
 /// Computes a layer.
 pub(super) fn gated_delta(
     call: Call<'_>,
@@ -110,7 +105,7 @@ pub(super) fn gated_delta(
     if layer == 0 {
         states.forget_logs();
     }
-    let mut taken: Vec<Taken> = rows.spans.iter().map(|span| states.take(flow(span))).collect();
+    let mut taken: Vec<Taken> = rows.spans.iter().map(|span| states.take(span.flow())).collect();
     let tails: Vec<Vec<f32>> = taken.iter().map(|taken| states.tail_before(taken, layer)).collect();
 
     let prepared = scratch.prepared.take(x.len() / columns * width);
@@ -138,9 +133,9 @@ pub(super) fn gated_delta(
         let inputs = x[range.start * columns..range.end * columns].chunks_exact(columns);
         let inputs = inputs.map(|row| &row[..shape.channels()]);
         advance_tail(shape.channels(), tail, inputs.clone(), &mut taken.to[layout.tail(layer)]);
-        if flow(span).revocable {
+        if span.flow().revocable {
             let prepared = prepared[range.start * width..range.end * width].to_vec();
-            states.log(flow(span), LayerLog { prepared, inputs: inputs.flatten().copied().collect() });
+            states.log(span.flow(), LayerLog { prepared, inputs: inputs.flatten().copied().collect() });
         }
     }
     taken.into_iter().for_each(|taken| states.put_back(taken));

@@ -90,11 +90,6 @@ pub struct Table {
     matrix: Weight,
 }
 
-/// A span's flow; the executor gives every span one where the model is recurrent.
-fn flow(span: &Span<'_>) -> StateFlow {
-    span.state.expect("a span of a recurrent model names its state")
-}
-
 impl Mlx {
     /// The device, with the limits of `config` set for the whole process.
     pub fn new(floats: Floats, config: &MlxConfig) -> Result<Mlx, DeviceError> {
@@ -434,11 +429,11 @@ impl Device for Mlx {
             let mut after = Vec::new();
             for (range, span) in batch.ranges().into_iter().zip(batch.spans) {
                 let rows = x.try_index(int(range.start)..int(range.end))?;
-                let before = states.before(flow(span), layer)?;
+                let before = states.before(span.flow(), layer)?;
                 let prepared = delta.prepare(&rows, before)?;
                 let (given, state) = prepared.advance(before, masks)?;
                 out.push(delta.finish(&given, &rows, eps)?);
-                after.push((flow(span), state, prepared));
+                after.push((span.flow(), state, prepared));
             }
             for (flow, state, prepared) in after {
                 written.extend([state.tail.clone(), state.matrix.clone()]);
