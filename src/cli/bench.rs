@@ -15,11 +15,11 @@ use serde::Serialize;
 
 use self::machine::{ProcessMemory, read_bandwidth};
 use super::direct::Sequence;
-use super::options::ModelOptions;
+use super::options::{ArithmeticOptions, ModelOptions};
 use super::output::Output;
 use super::progress::Progress;
 use super::{Example, Failure, examples};
-use crate::config::{Config, DeviceKind, Override};
+use crate::config::{Config, DeviceKind};
 use crate::device::{DeviceError, Executor, ExecutorFacts, LogitRows};
 use crate::event::Identity;
 use crate::model;
@@ -45,12 +45,8 @@ pub(super) struct Options {
     /// Repetitions, of which the best counts
     #[arg(long, value_name = "N", default_value = "3", value_parser = positive())]
     repeat: usize,
-    /// Threads; 0 means one a core [default: 0]
-    #[arg(long, value_name = "N")]
-    threads: Option<u16>,
-    /// Precision of the linear layers [default: int8 on cpu, the file's floats on mlx]
-    #[arg(long, value_parser = ["f32", "int8"], value_name = "PRECISION")]
-    precision: Option<String>,
+    #[command(flatten)]
+    arithmetic: ArithmeticOptions,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -108,9 +104,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     if let Some(Other::Identity(options)) = &options.other {
         return identity::run(options);
     }
-    let threads = options.threads.map(|n| Override::new("--threads", "model.threads", i64::from(n)));
-    let precision = options.precision.as_deref().map(|p| Override::new("--precision", "model.precision", p));
-    let config = options.model.config(threads.into_iter().chain(precision))?;
+    let config = options.model.config(options.arithmetic.sugar())?;
     options.model.start_log()?;
     let report = measure(options, &config)?;
     let mut output = Output::stdout();

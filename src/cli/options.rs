@@ -74,6 +74,26 @@ fn path_text(option: &str, path: &std::path::Path) -> Result<String, ConfigError
     })
 }
 
+/// How a model is computed, for commands that measure that.
+#[derive(Debug, Default, clap::Args)]
+pub(super) struct ArithmeticOptions {
+    /// Threads; 0 means one a core [default: 0]
+    #[arg(long, value_name = "N")]
+    threads: Option<u16>,
+    /// Precision of the linear layers [default: int8 on cpu, the file's floats on mlx]
+    #[arg(long, value_parser = ["f32", "int8"], value_name = "PRECISION")]
+    precision: Option<String>,
+}
+
+impl ArithmeticOptions {
+    /// The settings these are sugar for.
+    pub(super) fn sugar(&self) -> impl Iterator<Item = Override> {
+        let threads = self.threads.map(|n| Override::new("--threads", "model.threads", i64::from(n)));
+        let precision = self.precision.as_deref().map(|p| Override::new("--precision", "model.precision", p));
+        threads.into_iter().chain(precision)
+    }
+}
+
 /// Options of every command that replays a session.
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct ReplayOptions {

@@ -89,6 +89,9 @@ pub const SCORES: usize = 1 << 26;
 /// take little memory, and waiting for them would cost.
 pub const AHEAD_FROM: usize = 32;
 
+/// Tokens of a chunk of the gated delta rule, on a device that takes it in chunks; a power of two.
+pub const DELTA_CHUNK: usize = 64;
+
 /// Numbers of plain expert matrices a device puts side by side at once, where it has no product that takes each row to its own.
 pub const GATHERED: usize = 1 << 24;
 

@@ -4,12 +4,9 @@
 //! them are done. So what is alive at once is counted as the residual stream and one layer of every kind. Operations are counted as the
 //! `mlx` device builds them, the one that holds most; a test holds this bound to what its allocator counts.
 
-use crate::device::ops::{AHEAD_FROM, GATHERED, SCORES};
+use crate::device::ops::{AHEAD_FROM, DELTA_CHUNK, GATHERED, SCORES};
 
 use super::shape::{LayerKind, MlpKind, ModelShape};
-
-/// Tokens of a chunk of the gated delta rule.
-const DELTA_CHUNK: usize = 64;
 
 /// A forward, for its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +74,70 @@ mod mlx;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Folder, TARGET};
+    use crate::device::ops::{DeltaShape, ExpertShape, Rotary};
+    use crate::model::{Architecture, AttentionSizes, Folder, TARGET};
+
+    /// A hybrid of Qwen's 3.5 family: every fourth layer attends.
+    fn qwen(layers: usize, hidden: usize, heads: [usize; 2], value_heads: usize, mlp: MlpKind) -> ModelShape {
+        let kind = |n| if n % 4 == 3 { LayerKind::Attention } else { LayerKind::Recurrent };
+        let [heads, kv_heads] = heads;
+        let rotary = Rotary { base: 1e7, dims: 64 };
+        ModelShape {
+            architecture: Architecture::Qwen35,
+            layers: (0..layers).map(kind).collect(),
+            hidden,
+            vocab: 248_320,
+            context: 262_144,
+            norm_eps: 1e-6,
+            attention: AttentionSizes {
+                heads,
+                kv_heads,
+                head_dim: 256,
+                rotary,
+                head_norms: true,
+                gated: true,
+            },
+            delta: Some(DeltaShape { key_heads: 16, value_heads, key_dim: 128, value_dim: 128, taps: 4 }),
+            mlp,
+            prediction_layers: 0,
+        }
+    }
+
+    /// What the README says of a folder: weights of `bits` bits with a 16-bit scale and bias for 64 of them, and state in bf16.
+    fn told(shape: &ModelShape, bits: u64) -> String {
+        let (tokens, gib) = (80_000, (1u64 << 30) as f64);
+        let elements: usize =
+            shape.roles().map(|role| shape.tensor(role)).map(|(rows, cols)| rows * cols).sum();
+        let weights = elements as f64 * (bits as f64 + 0.5) / 8e9;
+        let kv = shape.kv(64);
+        let token = 2 * 2 * kv.layers * kv.kv_heads * kv.head_dim;
+        let states = shape.states().unwrap();
+        let (tail, all) = (3 * states.delta.channels(), states.delta.state_elements());
+        let snapshot = states.layers * (2 * tail + 4 * (all - tail));
+        let work = shape.work_bytes(Work { rows: 256, spans: 1, end: tokens, logits: 1 }, 2);
+        format!(
+            "| {weights:.1} GB | {} KiB a token, {:.1} GiB at 80,000 | {:.0} MiB | {:.1} GiB |",
+            token / 1024,
+            (token * tokens) as f64 / gib,
+            snapshot as f64 / f64::from(1 << 20),
+            work as f64 / gib,
+        )
+    }
+
+    #[test]
+    fn the_readme_s_memory_table_follows_from_the_shapes() {
+        let readme = include_str!("../../README.md");
+        let routing = ExpertShape { experts: 256, per_token: 8, normalised: true };
+        let dense = qwen(64, 5_120, [24, 4], 48, MlpKind::Dense { intermediate: 17_408 });
+        let experts =
+            qwen(40, 2_048, [16, 2], 32, MlpKind::Experts { routing, intermediate: 512, shared: 512 });
+        for (name, shape, bits) in
+            [("Qwen3.5-27B, 4 bits", dense, 4), ("Qwen3.5-35B-A3B, 6 bits", experts, 6)]
+        {
+            let row = format!("| {name} {}", told(&shape, bits));
+            assert!(readme.contains(&row), "README.md lacks: {row}");
+        }
+    }
 
     #[test]
     fn work_grows_with_rows_positions_and_logits() {

@@ -8,11 +8,10 @@ use clap::builder::RangedU64ValueParser;
 
 use self::view::{Subject, View};
 use super::RandomTokens;
-use crate::cli::options::ModelOptions;
+use crate::cli::options::{ArithmeticOptions, ModelOptions};
 use crate::cli::output::Output;
 use crate::cli::progress::Progress;
 use crate::cli::{Example, Failure, examples};
-use crate::config::Override;
 use crate::device::ExecutorFacts;
 use crate::device::identity::{Plan, measure, positions};
 use crate::model;
@@ -47,12 +46,8 @@ pub(super) struct Options {
     /// The session whose rendered prompt is the text; a model without tokenizer gets random tokens
     #[arg(long, value_name = "NAME|FILE", default_value = "steady")]
     session: String,
-    /// Threads; 0 means one a core [default: 0]
-    #[arg(long, value_name = "N")]
-    threads: Option<u16>,
-    /// Precision of the linear layers [default: int8 on cpu, the file's floats on mlx]
-    #[arg(long, value_parser = ["f32", "int8"], value_name = "PRECISION")]
-    precision: Option<String>,
+    #[command(flatten)]
+    arithmetic: ArithmeticOptions,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -61,9 +56,7 @@ pub(super) struct Options {
 }
 
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
-    let threads = options.threads.map(|n| Override::new("--threads", "model.threads", i64::from(n)));
-    let precision = options.precision.as_deref().map(|p| Override::new("--precision", "model.precision", p));
-    let config = options.model.config(threads.into_iter().chain(precision))?;
+    let config = options.model.config(options.arithmetic.sugar())?;
     options.model.start_log()?;
     let mut loaded = model::load(&config)?;
     let facts = loaded.executor.facts().clone();

@@ -19,16 +19,13 @@ use mlx_rs::{Array, Dtype};
 use super::failure::Built;
 use super::hidden::{columns, int, rows};
 use super::states::LayerState;
-use crate::device::ops::DeltaShape;
+use crate::device::ops::{DELTA_CHUNK, DeltaShape};
 
 /// Keeps the length of a zero query or key from dividing by zero.
 const LENGTH_EPS: f32 = 1e-6;
 
 /// Tokens up to which the rule is taken step by step.
 const STEPS: i32 = 4;
-
-/// Tokens of a chunk at most; a power of two.
-const CHUNK: i32 = 64;
 
 /// Which cells of a chunk's `[size, size]` matrices count, made once for every size.
 #[derive(Debug)]
@@ -48,7 +45,7 @@ struct Mask {
 impl Masks {
     /// Those of all sizes.
     pub(super) fn new() -> Masks {
-        let sizes = (0..).map(|power| 1 << power).take_while(|size| *size <= CHUNK);
+        let sizes = (0..).map(|power| 1 << power).take_while(|size| *size <= int(DELTA_CHUNK));
         Masks(sizes.map(Mask::new).collect())
     }
 

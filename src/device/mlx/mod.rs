@@ -121,27 +121,23 @@ impl Mlx {
             true => Ok(x),
             false => Err(Exception::custom(format!("it gives {:?} and not {float:?}", x.dtype()))),
         });
-        Hidden::whole(
-            checked
-                .or_else(|error| {
-                    self.failure.get_or_insert_with(|| device_error(&error, doing));
-                    // A matrix, so that whatever is built on it fails as an error.
-                    Array::zeros::<f32>(&[1, 1])
-                })
-                .unwrap_or_else(|_| Array::from_f32(0.0)),
-        )
+        Hidden::whole(checked.unwrap_or_else(|error| {
+            self.fail(doing, &error);
+            // A matrix, so that whatever is built on it fails as an error.
+            Array::from_slice(&[0f32], &[1, 1])
+        }))
     }
 
-    fn fail(&mut self, doing: &str, built: Built<()>) {
-        if let Err(error) = built {
-            self.failure.get_or_insert_with(|| device_error(&error, doing));
-        }
+    /// Keeps the first failure.
+    fn fail(&mut self, doing: &str, error: &Exception) {
+        self.failure.get_or_insert_with(|| device_error(error, doing));
     }
 
     fn take_failure(&mut self) -> Result<(), DeviceError> {
         self.failure.take().map_or(Ok(()), Err)
     }
 
+    /// Changes the heads of `x`, cut if need be.
     fn heads(
         &mut self,
         doing: &str,
@@ -151,7 +147,7 @@ impl Mlx {
     ) {
         match x.heads(shape).and_then(change) {
             Ok(heads) => x.put_heads(heads),
-            Err(error) => self.fail(doing, Err(error)),
+            Err(error) => self.fail(doing, &error),
         }
     }
 

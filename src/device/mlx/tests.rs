@@ -27,6 +27,27 @@ fn attend(mlx: &mut Mlx, kv: &mut Kv, row: &Array, page: u32) -> Hidden {
     mlx.attention(&Hidden::whole(row.clone()), shape, rows, kv, 0)
 }
 
+/// A store whose page 2 holds one position.
+struct Store {
+    mlx: Mlx,
+    kv: Kv,
+    /// What was attended with.
+    row: Array,
+    /// The page's digest.
+    held: [u8; 32],
+}
+
+fn store() -> Store {
+    let mut mlx = mlx();
+    let mut kv = mlx.new_kv(KvShape { layers: 1, kv_heads: 2, head_dim: 8, page_tokens: 64 }).unwrap();
+    mlx.reserve_kv(&mut kv, 4).unwrap();
+    let row = Array::from_iter((0..48).map(|x| x as f32), &[1, 48]);
+    attend(&mut mlx, &mut kv, &row, 2);
+    mlx.evaluate(&mut kv, None).unwrap();
+    let held = mlx.kv_digest(&kv, PageId(2), 1);
+    Store { mlx, kv, row, held }
+}
+
 /// A number that cannot be computed: the CPU refuses this product of halves when it comes to it.
 fn impossible() -> Array {
     let halves = zeros_dtype(&[32, 32], Dtype::Float16).unwrap();
@@ -39,13 +60,7 @@ fn impossible() -> Array {
 
 #[test]
 fn after_a_forward_that_failed_other_state_is_still_there_or_known_to_be_lost() {
-    let mut mlx = mlx();
-    let mut kv = mlx.new_kv(KvShape { layers: 1, kv_heads: 2, head_dim: 8, page_tokens: 64 }).unwrap();
-    mlx.reserve_kv(&mut kv, 4).unwrap();
-    let row = Array::from_iter((0..48).map(|x| x as f32), &[1, 48]);
-    attend(&mut mlx, &mut kv, &row, 2);
-    mlx.evaluate(&mut kv, None).unwrap();
-    let held = mlx.kv_digest(&kv, PageId(2), 1);
+    let Store { mut mlx, mut kv, row, held } = store();
 
     // What fails comes after the state.
     attend(&mut mlx, &mut kv, &row, 1);
@@ -68,13 +83,7 @@ fn after_a_forward_that_failed_other_state_is_still_there_or_known_to_be_lost() 
 
 #[test]
 fn a_long_prefill_that_fails_on_its_way_to_the_store_leaves_the_store_alone() {
-    let mut mlx = mlx();
-    let mut kv = mlx.new_kv(KvShape { layers: 1, kv_heads: 2, head_dim: 8, page_tokens: 64 }).unwrap();
-    mlx.reserve_kv(&mut kv, 4).unwrap();
-    let row = Array::from_iter((0..48).map(|x| x as f32), &[1, 48]);
-    attend(&mut mlx, &mut kv, &row, 2);
-    mlx.evaluate(&mut kv, None).unwrap();
-    let held = mlx.kv_digest(&kv, PageId(2), 1);
+    let Store { mut mlx, mut kv, row, held } = store();
 
     let shape = AttentionShape { heads: 2, kv_heads: 2, head_dim: 8, scale: 1.0, gated: false };
     let tokens = [0; AHEAD_FROM];
