@@ -8,6 +8,18 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockHash([u8; 32]);
 
+impl BlockHash {
+    /// Its bytes, as a file names itself by them.
+    pub fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// The name with these bytes.
+    pub fn from_bytes(bytes: [u8; 32]) -> BlockHash {
+        BlockHash(bytes)
+    }
+}
+
 /// What two runs must share for the state of one to be usable by the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {

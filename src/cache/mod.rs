@@ -16,6 +16,7 @@ pub mod chain;
 pub mod index;
 pub mod pool;
 pub mod restore;
+pub mod tier;
 
 use crate::device::{PageId, SlotId};
 use crate::event::{RequestId, Route, Stamp};
