@@ -10,8 +10,8 @@ use super::index::{Endpoint, Eviction};
 use super::pool::SlotRef;
 use super::{Cache, Found};
 use crate::event::{
-    BlockFact, Cause, Divergence, HistoryChange, Loss, Nanos, RequestId, Residency, Restore, Segment,
-    SegmentRun, segment_at,
+    BlockFact, Cause, Divergence, EndState, HistoryChange, Loss, Nanos, RequestId, Residency, Restore,
+    Segment, SegmentRun, segment_at,
 };
 
 /// The request a new prompt is compared with: the one before it in its lane's history.
@@ -90,6 +90,8 @@ pub fn plan(
     let losses = losses(cache, &hashes, prompt, predecessor, counts, &found);
     let facts = Restore {
         common_prefix_tokens: common.map(|c| c as u64),
+        closest: None,
+        held_tokens: counts.matched as u64,
         matched_tokens: counts.matched as u64,
         matched_with_state_tokens: (with_state * block) as u64,
         checkpoint_tokens: counts.checkpoint as u64,
@@ -97,6 +99,7 @@ pub fn plan(
         losses,
         divergence: predecessor.and_then(|p| divergence(p, prompt, counts.common, text)),
         blocks: block_facts(cache, &hashes, &found, blocks),
+        ssd: None,
         took: Nanos(0),
     };
     let snapshot = snapshot.map(|(blocks, slot)| (hashes[blocks - 1], slot));
@@ -133,7 +136,7 @@ fn losses(
     let total = prompt.tokens.len();
     if !prompt.use_cache {
         let detail = "neither read nor written by this request".to_owned();
-        return vec![Loss { cause: Cause::CacheOff, tokens: total as u64, detail }];
+        return vec![loss(Cause::CacheOff, total, detail)];
     }
     let known = counts.common.max(counts.matched);
     let mut losses = match predecessor {
@@ -176,7 +179,7 @@ fn without_snapshot(found: &Found, placeholders: Range<usize>) -> String {
 }
 
 fn loss(cause: Cause, tokens: usize, detail: String) -> Loss {
-    Loss { cause, tokens: tokens as u64, detail }
+    Loss { cause, tokens: tokens as u64, detail, block: None }
 }
 
 /// The tokens beyond the common prefix: those that replace what the predecessor had, then those that are new.
@@ -296,6 +299,10 @@ fn divergence(
         segment: segment_at(prompt.segments, common as u64),
         before: around(&predecessor.tokens),
         after: around(prompt.tokens),
+        against: Some(predecessor.request),
+        shared_tokens: Vec::new(),
+        tokens_before: Vec::new(),
+        tokens_after: Vec::new(),
     })
 }
 
@@ -303,11 +310,13 @@ fn block_facts(cache: &Cache, hashes: &[BlockHash], found: &Found, restored: usi
     let describe = |(index, hash): (usize, &BlockHash)| {
         let held = found.provenance.get(index).copied();
         let evicted = cache.evicted(hash);
-        let snapshot = found.endpoints.get(index).map(|endpoint| endpoint.snapshot().is_some());
-        let snapshot = snapshot.filter(|_| cache.is_recurrent());
+        let end = found.endpoints.get(index).map(|endpoint| match endpoint {
+            Endpoint::Snapshot(_) => EndState::Ram,
+            Endpoint::Placeholder => EndState::Placeholder,
+            Endpoint::Dropped(_) => EndState::Dropped,
+        });
         let residency = match held {
             Some(_) if index < restored => Residency::Ram,
-            Some(_) if snapshot == Some(false) => Residency::Placeholder,
             Some(_) => Residency::Held,
             None if evicted.is_some() => Residency::Evicted,
             None => Residency::Missing,
@@ -316,7 +325,8 @@ fn block_facts(cache: &Cache, hashes: &[BlockHash], found: &Found, restored: usi
         BlockFact {
             index: index as u32,
             residency,
-            snapshot,
+            recurrent: end.filter(|_| cache.is_recurrent()),
+            earlier_run: false,
             written_by: provenance.map(|p| p.written_by),
             written_at: provenance.map(|p| p.written_at),
             route: provenance.map(|p| p.route),

@@ -470,8 +470,9 @@ mod restore_facts {
         assert_eq!(loss.tokens, 8);
         let words = "block 3 has the last one; block 5, written by request 7, was stored without";
         assert_eq!(loss.detail, words);
-        let rack: Vec<_> = facts.blocks.iter().map(|b| (b.residency, b.snapshot)).collect();
-        use Residency::{Missing, Placeholder, Ram};
+        let rack: Vec<_> =
+            facts.blocks.iter().map(|b| (b.residency, b.recurrent.map(|end| end.is_real()))).collect();
+        use Residency::{Held, Missing, Ram};
         assert_eq!(
             rack,
             [
@@ -479,8 +480,8 @@ mod restore_facts {
                 (Ram, Some(true)),
                 (Ram, Some(false)),
                 (Ram, Some(true)),
-                (Placeholder, Some(false)),
-                (Placeholder, Some(false)),
+                (Held, Some(false)),
+                (Held, Some(false)),
                 (Missing, None),
             ]
         );

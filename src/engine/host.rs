@@ -167,6 +167,7 @@ impl<'a> Host<'a> {
                 self.go(lane, drive);
             }
             Command::Fork { lane, turn, role, content } => self.fork(lane, turn, role, content),
+            Command::Preview { .. } | Command::Break { .. } | Command::Fault { .. } => {}
             Command::EvictAll => {
                 self.scheduler.evict_all(&self.clock);
             }

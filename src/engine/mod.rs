@@ -4,6 +4,7 @@
 
 mod clock;
 mod emitter;
+mod fault;
 mod host;
 mod lane;
 mod recurrent;
@@ -19,11 +20,13 @@ use crate::cache::{Cache, chain};
 use crate::config::{ClockKind, Config};
 use crate::device::ExecutorFacts;
 use crate::event::{Body, Identity, LaneId, RequestId, RunFacts, Sink, Stamp};
+use crate::ledger::Breakpoint;
 use crate::model::text::TextCodec;
 use crate::model::{Loaded, ModelError};
 use crate::session::{Message, Player, ReplayMode, Role, Session};
 use clock::Clock;
 use emitter::Emitter;
+pub use fault::{BadFault, Fault};
 use host::Host;
 use scheduler::Scheduler;
 
@@ -73,12 +76,49 @@ pub enum Command {
         /// The new text.
         content: String,
     },
+    /// Say what a turn would cost if it were sent now. The answer is [`Body::Previewed`]. Nothing else changes.
+    Preview {
+        /// A number that the answer carries.
+        ticket: u64,
+        /// The lane.
+        lane: LaneId,
+        /// The turn.
+        subject: Subject,
+    },
+    /// Pause the replay after the phase in which one of these conditions holds for a request; in place of those set before.
+    Break {
+        /// The conditions.
+        conditions: Vec<Breakpoint>,
+    },
+    /// Have something go wrong.
+    Fault {
+        /// The lane whose latest prompt counts the blocks.
+        lane: LaneId,
+        /// What.
+        fault: Fault,
+    },
     /// Drop all cached state that no running request uses.
     EvictAll,
     /// End the engine's loop by a panic: how the supervision of the thread is tested.
     Panic,
     /// Finish: cancel what runs and end the thread.
     Shutdown,
+}
+
+/// A turn whose cost is asked for.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Subject {
+    /// As [`Command::Inject`].
+    Injection(Vec<Message>),
+    /// As [`Command::Fork`].
+    Fork {
+        /// The turn to replace, from 1.
+        turn: u32,
+        /// Who is to have said it.
+        role: Role,
+        /// The new text.
+        content: String,
+    },
 }
 
 /// What an engine runs on.
@@ -206,6 +246,9 @@ fn run_facts(config: &Config, session: &Session, facts: &ExecutorFacts) -> RunFa
         state_bytes_per_token: (facts.page_bytes / facts.page_tokens.max(1)) as u64,
         snapshot_bytes: recurrent.then_some(facts.slot_bytes as u64),
         snapshot_policy: recurrent.then(|| config.cache.snapshot_policy.word().to_owned()),
+        placeholder_policy: None,
+        enlarged_from: None,
+        cache_dir: None,
         ram_bytes: config.cache.ram_bytes,
         clock: clock.to_owned(),
         session: session.title.clone(),

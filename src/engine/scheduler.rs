@@ -345,6 +345,7 @@ impl<'a> Scheduler<'a> {
             canonical_tokens: self.cache.restorable_prefix(&sequence.submission.prompt) as u64,
             evicted_blocks: sequence.evicted_blocks,
             snapshots,
+            tier: None,
         };
         out.emit(clock.now(), Some(sequence.submission.lane), Some(sequence.request), body);
     }

@@ -11,13 +11,18 @@ mod prompt;
 pub mod record;
 mod restore;
 mod sink;
+mod tier;
 mod time;
 
 use serde::{Deserialize, Serialize};
 
 pub use prompt::{Arrival, HistoryChange, Segment, SegmentRun, Source, TranscriptItem, segment_at};
-pub use restore::{BlockFact, Cause, Divergence, Loss, Residency, Restore, Route};
+pub use restore::{
+    BlockFact, Cause, Closest, Culprit, Divergence, EndState, Loss, Residency, Restore, Route, SsdRead,
+    TokenText,
+};
 pub use sink::{ChannelSink, Fanout, Sink};
+pub use tier::{TierReading, TierStored, TierTrouble};
 pub use time::{Nanos, Stamp};
 
 /// One request to the engine: one prompt, one reply. Numbered from 1 in order of arrival.
@@ -107,9 +112,18 @@ pub struct RunFacts {
     /// Bytes of a snapshot of all recurrent layers' state; `None` for a model without recurrent layers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot_bytes: Option<u64>,
-    /// At which block boundaries snapshots are captured: `every`, `last`, `none`; `None` as above.
+    /// At which block boundaries snapshots are captured: `every`, `every:4`, `last`, `branch`, `none`; `None` as above.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot_policy: Option<String>,
+    /// What a match whose end holds a placeholder is worth: `walk_back`, `strict`; `None` as above.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placeholder_policy: Option<String>,
+    /// The configured block size, where the model's recurrent layers enlarged it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enlarged_from: Option<u64>,
+    /// Folder of the SSD tier; `None` without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_dir: Option<String>,
     /// Upper bound of cached state in RAM, bytes.
     pub ram_bytes: u64,
     /// `wall` or `virtual`.
@@ -224,6 +238,19 @@ pub struct ShrunkChunk {
     pub admitted: u64,
 }
 
+/// The cost of a turn that has not been sent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Preview {
+    /// The number that was given with the question.
+    pub ticket: u64,
+    /// Prompt length.
+    pub prompt_tokens: u64,
+    /// What a restore would find now. Nothing was read, held or marked as used for it.
+    pub restore: Option<Box<Restore>>,
+    /// Why the turn could not run, if it could not.
+    pub problem: Option<String>,
+}
+
 /// Whether the engine goes on by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -303,6 +330,9 @@ pub enum Body {
         /// The device's memory after the chunk; `None` where nobody counts it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         device: Option<DeviceMemory>,
+        /// Compute time of the chunk; `None` where other sequences shared it, and in recordings of earlier versions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        took: Option<Nanos>,
     },
     /// The whole suffix is computed.
     Prefilled {
@@ -344,6 +374,9 @@ pub enum Body {
         /// Snapshots; `None` for a model without recurrent layers.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         snapshots: Option<SnapshotsStored>,
+        /// What went to the SSD tier; `None` without one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        tier: Option<TierStored>,
     },
     /// The request is over.
     Finished {
@@ -379,6 +412,36 @@ pub enum Body {
         /// How many such reads this run has seen.
         count: u64,
     },
+    /// The SSD tier, when the run starts and when a request has ended.
+    Tier(Box<TierReading>),
+    /// Something went wrong with the SSD tier, or works again.
+    TierTrouble {
+        /// What.
+        trouble: TierTrouble,
+        /// In words, with the file.
+        detail: String,
+    },
+    /// A fault was injected by hand.
+    FaultInjected {
+        /// The fault, as it was asked for.
+        fault: String,
+        /// What it did, or why it could do nothing.
+        outcome: String,
+    },
+    /// The conditions at which the replay pauses.
+    BreakpointsSet {
+        /// All of them, as they were asked for.
+        conditions: Vec<String>,
+    },
+    /// A condition holds for the event's request, and the replay pauses.
+    BreakpointHit {
+        /// The condition.
+        condition: String,
+        /// What was observed: `suffix 4,312`.
+        observed: String,
+    },
+    /// The answer to a question for a turn's cost.
+    Previewed(Box<Preview>),
     /// Events were lost between the engine and a consumer.
     Gap {
         /// First sequence number lost.

@@ -92,6 +92,9 @@ pub fn segment_at(runs: &[SegmentRun], position: u64) -> Option<Segment> {
 pub enum Source {
     /// The next request of the session file.
     Replay,
+    /// A request of the session file beside its line of history, such as a title, a summary or a sub-agent's: its prompt shares the system
+    /// prompt and the tools, and history goes on without it.
+    Side,
     /// A turn typed in by the researcher.
     Inject,
     /// An earlier turn that was edited; the first request of a fork.

@@ -4,6 +4,9 @@
 //! recorded run show the same facts. [`Ledger::facts_hash`] is how that is checked: it covers every fact that does
 //! not depend on how fast the machine was, or on how much memory it had.
 
+mod breakpoint;
+mod curve;
+mod debt;
 mod latency;
 mod row;
 #[cfg(test)]
@@ -18,9 +21,12 @@ use crate::event::{
     Body, DeviceMemory, Event, FinishReason, Gate, HistoryChange, LaneId, Nanos, Phase, RequestId, Restore,
     Route, RunFacts, SegmentRun, ShrunkChunk, SlotMemory, SnapshotsStored, Source, Stamp, TranscriptItem,
 };
+pub use breakpoint::{BadBreakpoint, Breakpoint};
+pub use curve::PrefillCurve;
+pub use debt::{DebtEntry, Payer};
 pub use latency::{Latency, Quantiles};
 pub use row::Row;
-pub use verdict::CheckpointStep;
+pub use verdict::{CheckpointStep, Cliff};
 
 /// Everything known about one request.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -366,7 +372,7 @@ impl Ledger {
                 request.decode = Some(*took);
                 request.phase = Phase::Store;
             }
-            Body::Stored { stored_tokens, canonical_tokens, evicted_blocks, snapshots } => {
+            Body::Stored { stored_tokens, canonical_tokens, evicted_blocks, snapshots, .. } => {
                 request.stored_tokens = Some(*stored_tokens);
                 request.canonical_tokens = Some(*canonical_tokens);
                 request.evicted_blocks = Some(*evicted_blocks);

@@ -8,10 +8,13 @@ use crate::event::{Arrival, Cause, DeviceMemory, FinishReason, Loss, ShrunkChunk
 fn restore(checkpoint: u64) -> Restore {
     Restore {
         common_prefix_tokens: Some(checkpoint),
+        closest: None,
+        held_tokens: checkpoint,
+        ssd: None,
         matched_tokens: checkpoint,
         matched_with_state_tokens: checkpoint,
         checkpoint_tokens: checkpoint,
-        losses: vec![Loss { cause: Cause::BlockFloor, tokens: 3, detail: String::new() }],
+        losses: vec![Loss { cause: Cause::BlockFloor, tokens: 3, detail: String::new(), block: None }],
         cause: Cause::BlockFloor,
         divergence: None,
         blocks: Vec::new(),
@@ -53,7 +56,7 @@ fn body() -> impl Strategy<Value = Body> {
         any::<u64>().prop_map(|n| Body::Routed { route: Route::Dense, uncached_suffix: n }),
         (any::<(u64, u64, u64)>(), prop::option::of(device())).prop_map(|((done, total, wanted), device)| {
             let shrunk = wanted.is_multiple_of(2).then_some(ShrunkChunk { wanted, admitted: wanted / 2 });
-            Body::PrefillProgress { done, total, shrunk, device }
+            Body::PrefillProgress { done, total, shrunk, device, took: None }
         }),
         (any::<u64>(), prop::option::of(device())).prop_map(|(n, device)| Body::Memory {
             cached_blocks: n,
@@ -77,6 +80,7 @@ fn body() -> impl Strategy<Value = Body> {
             canonical_tokens: n,
             evicted_blocks: n,
             snapshots: n.is_multiple_of(2).then_some(SnapshotsStored { stored: n, not_taken: n, dropped: n }),
+            tier: None,
         }),
         any::<u64>().prop_map(|n| Body::Finished { reason: FinishReason::Stop, took: Nanos(n) }),
         Just(Body::Failed { message: "m".into() }),
@@ -165,6 +169,7 @@ fn what_nobody_measured_is_null_and_what_was_measured_as_zero_is_zero() {
         canonical_tokens: 0,
         evicted_blocks: 0,
         snapshots: None,
+        tier: None,
     }));
     let row = serde_json::to_value(&ledger.rows()[0]).unwrap();
     assert_eq!((&row["checkpoint_tokens"], &row["stored_tokens"]), (&0.into(), &0.into()));
@@ -180,7 +185,7 @@ fn of_the_devices_memory_the_latest_reading_stays_and_the_highest_peak() {
         let request = Some(RequestId(request));
         ledger.apply(&Event { seq: 0, at: Stamp(0), lane: Some(LaneId(0)), request, body });
     };
-    let progress = |device, shrunk| Body::PrefillProgress { done: 1, total: 9, shrunk, device };
+    let progress = |device, shrunk| Body::PrefillProgress { done: 1, total: 9, shrunk, device, took: None };
     let memory = |device| Body::Memory {
         cached_blocks: 0,
         live_blocks: 0,
@@ -214,7 +219,7 @@ fn of_the_devices_memory_the_latest_reading_stays_and_the_highest_peak() {
 fn the_facts_hash_ignores_how_much_memory_there_was() {
     let hash = |shrunk, device| {
         let mut ledger = Ledger::new();
-        let body = Body::PrefillProgress { done: 1, total: 9, shrunk, device };
+        let body = Body::PrefillProgress { done: 1, total: 9, shrunk, device, took: None };
         let (lane, request) = (Some(LaneId(0)), Some(RequestId(1)));
         ledger.apply(&Event { seq: 0, at: Stamp(0), lane, request, body });
         ledger.facts_hash()

@@ -186,10 +186,14 @@ mod tests {
                     cause: Cause::Evicted,
                     tokens: prompt - checkpoint,
                     detail: "block 4".into(),
+                    block: None,
                 }],
                 cause: Cause::Evicted,
                 divergence: None,
                 blocks: Vec::new(),
+                closest: None,
+                held_tokens: checkpoint,
+                ssd: None,
                 took: Nanos(0),
             })));
             tell(Body::Routed { route: Route::Dense, uncached_suffix: prompt - checkpoint });
@@ -244,7 +248,13 @@ mod tests {
         assert!(!summary(&ledger).contains("snapshots"));
         for request in [1, 2] {
             let snapshots = Some(SnapshotsStored { stored: 1_000, not_taken: request, dropped: 0 });
-            let body = Body::Stored { stored_tokens: 0, canonical_tokens: 0, evicted_blocks: 0, snapshots };
+            let body = Body::Stored {
+                stored_tokens: 0,
+                canonical_tokens: 0,
+                evicted_blocks: 0,
+                snapshots,
+                tier: None,
+            };
             let (lane, request) = (Some(LaneId(0)), Some(RequestId(request)));
             ledger.apply(&Event { seq: 90, at: Stamp(90), lane, request, body });
         }

@@ -261,7 +261,7 @@ fn absurd_figures_draw_too() {
                 restore.losses.iter_mut().for_each(|loss| loss.tokens = huge);
                 restore.blocks.iter_mut().for_each(|block| block.index = u32::MAX);
             }
-            Body::PrefillProgress { done, total, shrunk, device } => {
+            Body::PrefillProgress { done, total, shrunk, device, .. } => {
                 (*done, *total) = (huge, 1);
                 *shrunk = Some(ShrunkChunk { wanted: huge, admitted: huge });
                 *device = Some(DeviceMemory {
@@ -300,9 +300,10 @@ fn hybrid() -> Bench {
     let held = restore.blocks.iter().filter(|block| block.residency == Residency::Ram).count();
     let restored = held - 12;
     for (index, block) in restore.blocks[..held].iter_mut().enumerate() {
-        block.snapshot = Some(index < restored && (index + 1) % 7 == restored % 7);
+        let real = index < restored && (index + 1) % 7 == restored % 7;
+        block.recurrent = Some(if real { EndState::Ram } else { EndState::Placeholder });
         if index >= restored {
-            block.residency = Residency::Placeholder;
+            block.residency = Residency::Held;
         }
     }
     let lost = 12 * sample::BLOCK;
@@ -314,7 +315,7 @@ fn hybrid() -> Bench {
         restored - 1,
         held - 1
     );
-    restore.losses.push(Loss { cause: Cause::NoSnapshot, tokens: lost, detail });
+    restore.losses.push(Loss { cause: Cause::NoSnapshot, tokens: lost, detail, block: None });
     let suffix = events.iter_mut().rev().find_map(|event| match &mut event.body {
         Body::Routed { uncached_suffix, .. } => Some(uncached_suffix),
         _ => None,
@@ -361,7 +362,7 @@ fn short_of_memory() -> Bench {
             cached_bytes: Some(gib(3)),
             limit_bytes: Some(gib(480)),
         });
-        run.say(Some(0), Some(9), Body::PrefillProgress { done, total, shrunk, device });
+        run.say(Some(0), Some(9), Body::PrefillProgress { done, total, shrunk, device, took: None });
     }
     Bench::live(run.events())
 }

@@ -9,7 +9,6 @@
 
 use crate::event::{RequestId, Route};
 
-
 /// Layers by class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Layers {

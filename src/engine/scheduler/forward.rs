@@ -267,6 +267,7 @@ impl Scheduler<'_> {
                 state.advance(w.end, &mut self.cache);
             }
             if sequence.stage == Stage::Prefilling {
+                let took = (work.len() == 1).then_some(forward.compute);
                 sequence.prefill.0 += forward.compute.0;
                 let total = (sequence.prompt_tokens() - sequence.restored) as u64;
                 let done = (w.end - sequence.restored) as u64;
@@ -274,7 +275,7 @@ impl Scheduler<'_> {
                     clock.now(),
                     lane,
                     request,
-                    Body::PrefillProgress { done, total, shrunk: w.shrunk, device },
+                    Body::PrefillProgress { done, total, shrunk: w.shrunk, device, took },
                 );
                 if !w.wants_logits {
                     continue;

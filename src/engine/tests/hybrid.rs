@@ -275,7 +275,7 @@ proptest! {
                     prop_assert!(policy != SnapshotPolicy::None || restore.checkpoint_tokens == 0);
                     for block in &restore.blocks {
                         let held = !matches!(block.residency, Residency::Missing | Residency::Evicted);
-                        prop_assert_eq!(block.snapshot.is_some(), held);
+                        prop_assert_eq!(block.recurrent.is_some(), held);
                     }
                 }
                 Body::Memory { bytes, limit_bytes, slots, .. } => {
@@ -599,6 +599,6 @@ fn without_snapshots_every_request_starts_over_and_says_why() {
     assert!(requests.iter().all(|request| request.checkpoint() == Some(0)));
     let restore = requests[2].restore.as_ref().unwrap();
     assert_eq!((restore.cause, restore.matched_with_state_tokens), (Cause::NoSnapshot, 0));
-    assert!(restore.matched_tokens > 0 && restore.blocks[0].residency == Residency::Placeholder);
+    assert!(restore.matched_tokens > 0 && restore.blocks[0].residency == Residency::Held);
     assert_eq!(requests[2].canonical_tokens, Some(0));
 }

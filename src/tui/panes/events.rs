@@ -68,6 +68,9 @@ fn event_line(event: &Event) -> EventLine {
             | Body::Gap { .. }
             | Body::StalePage { .. }
             | Body::SessionCut { .. }
+            | Body::TierTrouble { .. }
+            | Body::FaultInjected { .. }
+            | Body::BreakpointHit { .. }
             | Body::PrefillProgress { shrunk: Some(_), .. }
     );
     EventLine { head, name, words, alarming }
@@ -130,7 +133,7 @@ fn describe(body: &Body) -> (&'static str, String) {
         Body::Routed { route, uncached_suffix } => {
             ("routed", format!("{}, suffix {}", route.word(), thousands(*uncached_suffix)))
         }
-        Body::PrefillProgress { done, total, shrunk, device } => (
+        Body::PrefillProgress { done, total, shrunk, device, .. } => (
             "prefill_progress",
             format!(
                 "{}/{}{}{}",
@@ -158,7 +161,7 @@ fn describe(body: &Body) -> (&'static str, String) {
                 safe(text)
             ),
         ),
-        Body::Stored { stored_tokens, canonical_tokens, evicted_blocks, snapshots } => (
+        Body::Stored { stored_tokens, canonical_tokens, evicted_blocks, snapshots, .. } => (
             "stored",
             format!(
                 "{} tokens, restorable to {}, {} blocks evicted{}",
@@ -194,6 +197,26 @@ fn describe(body: &Body) -> (&'static str, String) {
                 device_words(*device)
             ),
         ),
+        Body::Tier(tier) => (
+            "tier",
+            format!(
+                "{} blocks and {} snapshots, {} of {}; {} files on their way",
+                thousands(tier.blocks),
+                thousands(tier.snapshots),
+                crate::tui::text::bytes(tier.bytes),
+                crate::tui::text::bytes(tier.limit_bytes),
+                thousands(tier.queued_files)
+            ),
+        ),
+        Body::TierTrouble { detail, .. } => ("tier_trouble", safe(detail)),
+        Body::FaultInjected { fault, outcome } => {
+            ("fault_injected", format!("{}: {}", safe(fault), safe(outcome)))
+        }
+        Body::BreakpointsSet { conditions } => ("breakpoints_set", safe(&conditions.join(", "))),
+        Body::BreakpointHit { condition, observed } => {
+            ("breakpoint_hit", format!("{}: {}", safe(condition), safe(observed)))
+        }
+        Body::Previewed(preview) => ("previewed", format!("prompt {}", thousands(preview.prompt_tokens))),
         Body::StalePage { count } => ("stale_page", format!("{} so far", thousands(*count))),
         Body::Gap { from, to } => {
             ("gap", format!("events {} to {} were lost", thousands(*from), thousands(*to)))

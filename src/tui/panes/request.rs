@@ -7,7 +7,7 @@ use ratatui::layout::Rect;
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
-use crate::event::{BlockFact, Loss, Nanos, Residency, Restore, Segment, SegmentRun, Stamp};
+use crate::event::{BlockFact, EndState, Loss, Nanos, Residency, Restore, Segment, SegmentRun, Stamp};
 use crate::ledger::RequestFacts;
 use crate::tui::app::{Model, Pane};
 use crate::tui::memory;
@@ -76,15 +76,17 @@ impl Scale {
 
 /// The block whose state is missing where the checkpoint ends: the first one that was not restored.
 pub fn responsible_block(restore: &Restore) -> Option<usize> {
-    restore.blocks.iter().position(|block| block.residency != Residency::Ram)
+    restore.blocks.iter().position(|block| !block.residency.is_restored())
 }
 
 /// What a block's residency looks like.
 fn block_look(residency: Residency) -> (&'static str, Tone, &'static str) {
     match residency {
         Residency::Ram => ("■", Tone::Checkpoint, "restored from RAM"),
+        Residency::Ssd => ("▣", Tone::Checkpoint, "restored from SSD"),
         Residency::Held => ("▒", Tone::Suffix, "held, not restorable"),
-        Residency::Placeholder => ("□", Tone::Warn, "placeholder"),
+        Residency::HeldSsd => ("░", Tone::Suffix, "held on SSD only, not restorable"),
+        Residency::Damaged => ("✗", Tone::Warn, "file damaged"),
         Residency::Evicted => ("▫", Tone::Warn, "evicted"),
         Residency::Missing => ("·", Tone::Dim, "not held"),
     }
@@ -100,7 +102,7 @@ fn endpoint_look(snapshot: bool) -> (&'static str, Tone, &'static str) {
 
 /// Whether the model has recurrent layers, as far as the blocks can tell.
 fn has_snapshots(restore: &Restore) -> bool {
-    restore.blocks.iter().any(|block| block.snapshot.is_some())
+    restore.blocks.iter().any(|block| block.recurrent.is_some())
 }
 
 /// What the glyphs of the recurrent layers' row mean, where there is such a row.
@@ -115,10 +117,12 @@ pub fn endpoint_glyphs(restore: &Restore) -> Option<String> {
 fn severity(residency: Residency) -> u8 {
     match residency {
         Residency::Ram => 0,
-        Residency::Missing => 1,
-        Residency::Held => 2,
-        Residency::Placeholder => 3,
-        Residency::Evicted => 4,
+        Residency::Ssd => 1,
+        Residency::Missing => 2,
+        Residency::Held => 3,
+        Residency::HeldSsd => 4,
+        Residency::Evicted => 5,
+        Residency::Damaged => 6,
     }
 }
 
@@ -281,7 +285,10 @@ impl Drawing<'_> {
         for column in 0..self.scale.columns {
             let range = self.blocks_of(column);
             let blocks = restore.blocks.iter().take(range.end().saturating_add(1)).skip(*range.start());
-            let Some(snapshot) = blocks.filter_map(|block| block.snapshot).max() else { continue };
+            let Some(snapshot) = blocks.filter_map(|block| block.recurrent.map(EndState::is_real)).max()
+            else {
+                continue;
+            };
             let (glyph, tone, _) = endpoint_look(snapshot);
             canvas.put(area, NAMES + column, at, glyph, tone);
         }
@@ -320,9 +327,11 @@ impl Drawing<'_> {
         let from = u64::from(block.index).saturating_mul(self.block_tokens());
         let to = from.saturating_add(self.block_tokens());
         let origin = written_by(block);
-        let endpoint = match block.snapshot.filter(|_| block.residency != Residency::Placeholder) {
-            Some(true) => ", snapshot at its end",
-            Some(false) => ", placeholder at its end",
+        let endpoint = match block.recurrent {
+            Some(EndState::Ram) => ", snapshot at its end",
+            Some(EndState::Ssd) => ", snapshot at its end on SSD",
+            Some(EndState::Placeholder) => ", placeholder at its end",
+            Some(EndState::Dropped) => ", snapshot at its end dropped",
             None => "",
         };
         Line::from(vec![
@@ -355,7 +364,10 @@ impl Drawing<'_> {
     fn endpoint_legend(&self, canvas: &Canvas<'_>) -> Vec<Vec<Span<'static>>> {
         let blocks = self.restore.map(|restore| restore.blocks.as_slice()).unwrap_or_default();
         let entry = |snapshot| {
-            let n = blocks.iter().filter(|block| block.snapshot == Some(snapshot)).count();
+            let n = blocks
+                .iter()
+                .filter(|block| block.recurrent.map(EndState::is_real) == Some(snapshot))
+                .count();
             let (glyph, tone, word) = endpoint_look(snapshot);
             let plural = if n == 1 { "" } else { "s" };
             (n > 0).then(|| {
@@ -505,8 +517,8 @@ fn clock(at: Stamp) -> String {
 
 /// How many blocks there are of each residency, restored first.
 fn residency_counts(blocks: &[BlockFact]) -> String {
-    use Residency::{Evicted, Held, Missing, Placeholder, Ram};
-    let parts: Vec<String> = [Ram, Held, Placeholder, Evicted, Missing]
+    use Residency::{Damaged, Evicted, Held, HeldSsd, Missing, Ram, Ssd};
+    let parts: Vec<String> = [Ram, Ssd, Held, HeldSsd, Damaged, Evicted, Missing]
         .into_iter()
         .filter_map(|kind| {
             let n = blocks.iter().filter(|b| b.residency == kind).count();

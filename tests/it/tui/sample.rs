@@ -59,6 +59,9 @@ impl Run {
                 state_bytes_per_token: 23_040,
                 snapshot_bytes: None,
                 snapshot_policy: None,
+                placeholder_policy: None,
+                enlarged_from: None,
+                cache_dir: None,
                 ram_bytes: 4 << 30,
                 clock: "virtual".into(),
                 session: "tools-change".into(),
@@ -120,7 +123,7 @@ impl Run {
         self.say(
             Some(turn.lane),
             Some(turn.request),
-            Body::PrefillProgress { done, total, shrunk: None, device: Some(device(total)) },
+            Body::PrefillProgress { done, total, shrunk: None, device: Some(device(total)), took: None },
         );
     }
 
@@ -154,8 +157,13 @@ impl Run {
             },
         );
         let canonical_tokens = prompt / BLOCK * BLOCK;
-        let stored =
-            Body::Stored { stored_tokens: 512, canonical_tokens, evicted_blocks: 0, snapshots: None };
+        let stored = Body::Stored {
+            stored_tokens: 512,
+            canonical_tokens,
+            evicted_blocks: 0,
+            snapshots: None,
+            tier: None,
+        };
         self.say(lane, request, stored);
         let took = Nanos(suffix * 3_400_000 + words * 22_000_000);
         self.say(lane, request, Body::Finished { reason: FinishReason::Stop, took });
@@ -229,7 +237,7 @@ fn arrival(turn: &Turn, prompt: u64, first: bool) -> Arrival {
 }
 
 fn restore(turn: &Turn, prompt: u64, old: u64, first: bool) -> Restore {
-    let loss = |cause, tokens, detail: &str| Loss { cause, tokens, detail: detail.into() };
+    let loss = |cause, tokens, detail: &str| Loss { cause, tokens, detail: detail.into(), block: None };
     let lost = turn.loss.map_or(0, |(_, tokens, _)| tokens);
     let common = old.saturating_sub(lost);
     let floor = common / BLOCK * BLOCK;
@@ -251,7 +259,8 @@ fn restore(turn: &Turn, prompt: u64, old: u64, first: bool) -> Restore {
             BlockFact {
                 index: index as u32,
                 residency,
-                snapshot: None,
+                recurrent: None,
+                earlier_run: false,
                 written_by: known.then_some(RequestId(writer)),
                 written_at: known.then_some(Stamp(9_000_000_000)),
                 route: known.then_some(Route::Dense),
@@ -260,6 +269,9 @@ fn restore(turn: &Turn, prompt: u64, old: u64, first: bool) -> Restore {
         .collect();
     Restore {
         common_prefix_tokens: (!first).then_some(common),
+        closest: None,
+        held_tokens: floor,
+        ssd: None,
         matched_tokens: floor,
         matched_with_state_tokens: floor,
         checkpoint_tokens: floor,
