@@ -67,6 +67,13 @@ pub enum DeviceError {
     Contract(String),
 }
 
+impl DeviceError {
+    /// Exported state that is not `expected` bytes long.
+    pub(crate) fn exported_length(what: &str, expected: usize, found: usize) -> DeviceError {
+        DeviceError::Contract(format!("{what} of {expected} bytes was given {found}"))
+    }
+}
+
 fn more(bytes: u64) -> String {
     if bytes == 0 { "more".to_owned() } else { format!("{bytes} more bytes") }
 }
@@ -98,6 +105,10 @@ pub struct ExecutorFacts {
     pub page_bytes: usize,
     /// Bytes a slot holds, all recurrent layers; 0 where there are none, and then spans have no [`StateFlow`].
     pub slot_bytes: usize,
+    /// Layers whose state is in pages.
+    pub attention_layers: u32,
+    /// Layers whose state is in slots.
+    pub recurrent_layers: u32,
 }
 
 /// Which rows of logits a span wants.
@@ -204,6 +215,23 @@ pub trait Executor: Send {
         let _ = tokens;
         Nanos(0)
     }
+
+    /// Bytes that [`Executor::export_page`] and [`Executor::export_slot`] give.
+    fn exported_bytes(&self) -> (usize, usize) {
+        (self.facts().page_bytes, self.facts().slot_bytes)
+    }
+
+    /// A full page's state, all layers, as bytes that any executor of the same family, model and precision takes.
+    fn export_page(&self, page: PageId) -> Result<Vec<u8>, DeviceError>;
+
+    /// Puts exported state into a reserved page. After an error the page is undefined.
+    fn import_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), DeviceError>;
+
+    /// A written slot's state, all layers, as bytes.
+    fn export_slot(&self, slot: SlotId) -> Result<Vec<u8>, DeviceError>;
+
+    /// Puts exported state, that after `position` tokens, into a reserved slot. After an error the slot is undefined.
+    fn import_slot(&mut self, slot: SlotId, position: usize, bytes: &[u8]) -> Result<(), DeviceError>;
 
     /// Digest of the first `tokens` positions of a page's state, all layers: equal state, equal digest.
     fn page_digest(&self, page: PageId, tokens: usize) -> [u8; 32];

@@ -284,6 +284,11 @@ pub trait Device: Send {
     /// Digest of the first `tokens` positions of a page.
     fn kv_digest(&self, kv: &Self::Kv, page: PageId, tokens: usize) -> [u8; 32];
 
+    /// A page's numbers in the device's own order: as many bytes as [`Device::kv_page_bytes`] says.
+    fn export_page(&self, kv: &Self::Kv, page: PageId) -> Result<Vec<u8>, DeviceError>;
+    /// Puts exported numbers into a page.
+    fn import_page(&mut self, kv: &mut Self::Kv, page: PageId, bytes: &[u8]) -> Result<(), DeviceError>;
+
     /// Empty recurrent state.
     fn new_states(&mut self, shape: StateShape) -> Result<Self::States, DeviceError>;
     /// Bytes of one slot.
@@ -292,6 +297,15 @@ pub trait Device: Send {
     fn reserve_slots(&mut self, states: &mut Self::States, slots: usize) -> Result<(), DeviceError>;
     /// Digest of a slot.
     fn slot_digest(&self, states: &Self::States, slot: SlotId) -> [u8; 32];
+    /// A slot's numbers in the device's own order: as many bytes as [`Device::slot_bytes`] says.
+    fn export_slot(&self, states: &Self::States, slot: SlotId) -> Result<Vec<u8>, DeviceError>;
+    /// Puts exported numbers into a slot.
+    fn import_slot(
+        &mut self,
+        states: &mut Self::States,
+        slot: SlotId,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError>;
     /// Makes `flow.to` the state after the first `tokens` tokens of its span in the last forward; see
     /// [`Executor::rewind`](crate::device::Executor::rewind).
     fn rewind(

@@ -101,6 +101,22 @@ impl SlotTable {
         }
     }
 
+    /// Takes note that state after `position` tokens was put into a slot. What led there or started there cannot be taken back.
+    pub fn import(&mut self, slot: SlotId, position: usize) -> Result<(), DeviceError> {
+        self.position(slot)?;
+        self.revocable.retain(|span| span.flow.to != slot && span.flow.from != Some(slot));
+        self.positions[slot.0 as usize] = Some(position);
+        Ok(())
+    }
+
+    /// Fails where a slot was never written.
+    pub fn check_written(&self, slot: SlotId) -> Result<(), DeviceError> {
+        match self.position(slot)? {
+            Some(_) => Ok(()),
+            None => broken(format!("slot {} was never written", slot.0)),
+        }
+    }
+
     /// Takes note that a forward that was about to write failed: nothing stands in the slots it was to write, and nothing can be taken back.
     pub fn fail(&mut self, spans: &[Span<'_>]) {
         self.revocable.clear();

@@ -53,6 +53,8 @@ impl<D: Device> Resident<D> {
             page_tokens,
             page_bytes: device.kv_page_bytes(model.shape().kv(page_tokens)),
             slot_bytes: model.shape().states().map_or(0, |shape| device.slot_bytes(shape)),
+            attention_layers: model.shape().kv(page_tokens).layers as u32,
+            recurrent_layers: model.shape().states().map_or(0, |shape| shape.layers as u32),
         };
         Ok(Resident { device, model, state, pages: 0, slots: SlotTable::default(), facts })
     }
@@ -108,6 +110,13 @@ impl<D: Device> Resident<D> {
         Err(DeviceError::OutOfMemory { bytes, problem })
     }
 
+    fn check_page(&self, page: PageId) -> Result<(), DeviceError> {
+        if (page.0 as usize) < self.pages {
+            return Ok(());
+        }
+        Err(DeviceError::Contract(format!("page {} is not reserved", page.0)))
+    }
+
     /// Checks where recurrent state comes from and goes to.
     fn check_slots(&self, spans: &[Span<'_>]) -> Result<(), DeviceError> {
         match (&self.state.states, spans.iter().find_map(|span| span.state)) {
@@ -118,6 +127,17 @@ impl<D: Device> Resident<D> {
             }
         }
     }
+}
+
+fn check_length(what: &str, expected: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+    if bytes.len() == expected {
+        return Ok(());
+    }
+    Err(DeviceError::exported_length(what, expected, bytes.len()))
+}
+
+fn no_recurrent_layers() -> DeviceError {
+    DeviceError::Contract("recurrent state of a model without recurrent layers".to_owned())
 }
 
 impl<D: Device> Executor for Resident<D>
@@ -178,6 +198,30 @@ where
 
     fn page_digest(&self, page: PageId, tokens: usize) -> [u8; 32] {
         self.device.kv_digest(&self.state.kv, page, tokens)
+    }
+
+    fn export_page(&self, page: PageId) -> Result<Vec<u8>, DeviceError> {
+        self.check_page(page)?;
+        self.device.export_page(&self.state.kv, page)
+    }
+
+    fn import_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.check_page(page)?;
+        check_length("a page", self.facts.page_bytes, bytes)?;
+        self.device.import_page(&mut self.state.kv, page, bytes)
+    }
+
+    fn export_slot(&self, slot: SlotId) -> Result<Vec<u8>, DeviceError> {
+        self.slots.check_written(slot)?;
+        let states = self.state.states.as_ref().ok_or_else(no_recurrent_layers)?;
+        self.device.export_slot(states, slot)
+    }
+
+    fn import_slot(&mut self, slot: SlotId, position: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        check_length("a slot", self.facts.slot_bytes, bytes)?;
+        let states = self.state.states.as_mut().ok_or_else(no_recurrent_layers)?;
+        self.slots.import(slot, position)?;
+        self.device.import_slot(states, slot, bytes)
     }
 
     fn rewind(&mut self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {

@@ -82,6 +82,26 @@ impl Executor for Noisy {
         tokens.min(self.admits)
     }
 
+    fn exported_bytes(&self) -> (usize, usize) {
+        self.inner.exported_bytes()
+    }
+
+    fn export_page(&self, page: PageId) -> Result<Vec<u8>, DeviceError> {
+        self.inner.export_page(page)
+    }
+
+    fn import_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.inner.import_page(page, bytes)
+    }
+
+    fn export_slot(&self, slot: SlotId) -> Result<Vec<u8>, DeviceError> {
+        self.inner.export_slot(slot)
+    }
+
+    fn import_slot(&mut self, slot: SlotId, position: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.inner.import_slot(slot, position, bytes)
+    }
+
     fn page_digest(&self, page: PageId, tokens: usize) -> [u8; 32] {
         let mut digest = self.inner.page_digest(page, tokens);
         digest[0] ^= if self.stains { self.rows as u8 } else { 0 };

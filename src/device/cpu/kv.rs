@@ -161,6 +161,22 @@ impl Kv {
         }
     }
 
+    /// A page's numbers, in the order they lie in.
+    pub(super) fn bytes(&self, page: PageId) -> Option<&[u8]> {
+        Some(match self.pages.get(page.0 as usize)? {
+            Page::F32(x) => bytemuck::cast_slice(x),
+            Page::F16(x) => bytemuck::cast_slice(x),
+        })
+    }
+
+    /// The same, to be written.
+    pub(super) fn bytes_mut(&mut self, page: PageId) -> Option<&mut [u8]> {
+        Some(match self.pages.get_mut(page.0 as usize)? {
+            Page::F32(x) => bytemuck::cast_slice_mut(x),
+            Page::F16(x) => bytemuck::cast_slice_mut(x),
+        })
+    }
+
     /// The pages' numbers, if they are `E`.
     pub(super) fn read<E: Element>(&self) -> Pages<'_, E> {
         let pages = self

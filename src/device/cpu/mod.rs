@@ -137,6 +137,23 @@ impl Cpu {
     }
 }
 
+fn exported(held: Option<&[u8]>, what: &str, number: u32) -> Result<Vec<u8>, DeviceError> {
+    held.map(<[u8]>::to_vec).ok_or_else(|| not_there(what, number))
+}
+
+fn import(held: Option<&mut [u8]>, bytes: &[u8], what: &str, number: u32) -> Result<(), DeviceError> {
+    let held = held.ok_or_else(|| not_there(what, number))?;
+    if held.len() != bytes.len() {
+        return Err(DeviceError::exported_length(what, held.len(), bytes.len()));
+    }
+    held.copy_from_slice(bytes);
+    Ok(())
+}
+
+fn not_there(what: &str, number: u32) -> DeviceError {
+    DeviceError::Contract(format!("{what} {number} is not reserved"))
+}
+
 impl Device for Cpu {
     type Hidden = Hidden;
     type Linear = Linear;
@@ -220,6 +237,14 @@ impl Device for Cpu {
         kv.digest(page, tokens)
     }
 
+    fn export_page(&self, kv: &Kv, page: PageId) -> Result<Vec<u8>, DeviceError> {
+        exported(kv.bytes(page), "page", page.0)
+    }
+
+    fn import_page(&mut self, kv: &mut Kv, page: PageId, bytes: &[u8]) -> Result<(), DeviceError> {
+        import(kv.bytes_mut(page), bytes, "page", page.0)
+    }
+
     fn new_states(&mut self, shape: StateShape) -> Result<States, DeviceError> {
         States::new(shape, &self.tally)
     }
@@ -234,6 +259,14 @@ impl Device for Cpu {
 
     fn slot_digest(&self, states: &States, slot: SlotId) -> [u8; 32] {
         states.digest(slot)
+    }
+
+    fn export_slot(&self, states: &States, slot: SlotId) -> Result<Vec<u8>, DeviceError> {
+        exported(states.bytes(slot), "slot", slot.0)
+    }
+
+    fn import_slot(&mut self, states: &mut States, slot: SlotId, bytes: &[u8]) -> Result<(), DeviceError> {
+        import(states.bytes_mut(slot), bytes, "slot", slot.0)
     }
 
     fn rewind(&mut self, states: &mut States, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {

@@ -218,6 +218,17 @@ impl States {
         self.logs.insert(log.flow.to, log);
     }
 
+    /// A slot's numbers, in the order they lie in.
+    pub(super) fn bytes(&self, slot: SlotId) -> Option<&[u8]> {
+        Some(bytemuck::cast_slice(self.slots.get(slot.0 as usize)?.as_deref()?))
+    }
+
+    /// The same, to be written; no span that touched the slot can be taken back any more.
+    pub(super) fn bytes_mut(&mut self, slot: SlotId) -> Option<&mut [u8]> {
+        self.logs.retain(|_, log| log.flow.to != slot && log.flow.from != Some(slot));
+        Some(bytemuck::cast_slice_mut(self.slots.get_mut(slot.0 as usize)?.as_deref_mut()?))
+    }
+
     /// Digest of a slot.
     pub(super) fn digest(&self, slot: SlotId) -> [u8; 32] {
         let state = self.slots.get(slot.0 as usize).and_then(Option::as_deref).unwrap_or_default();

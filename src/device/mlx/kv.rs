@@ -191,6 +191,35 @@ impl Kv {
         Ok(())
     }
 
+    /// A page's numbers as bytes: for every layer the keys of all positions, then the values.
+    pub(super) fn bytes(&self, page: PageId) -> Built<Vec<u8>> {
+        let rows = self.page_rows(page);
+        let mut bytes = Vec::with_capacity(Kv::page_bytes(self.shape, self.float));
+        for array in self.arrays() {
+            let part = array.try_index(int(rows.start)..int(rows.end))?.reshape(&[-1])?;
+            float_bytes_of(&part, self.float, &mut bytes)?;
+        }
+        Ok(bytes)
+    }
+
+    /// Puts such bytes, as many as a page has, into a page.
+    pub(super) fn put_bytes(&mut self, page: PageId, bytes: &[u8]) -> Built<()> {
+        let rows = self.page_rows(page);
+        let (float, shape) = (self.float, [int(rows.len()), int(self.columns())]);
+        let each = rows.len() * self.columns() * float_bytes(float);
+        let held = self.layers.iter_mut().flat_map(|layer| [&mut layer.keys, &mut layer.values]);
+        for (array, bytes) in held.zip(bytes.chunks_exact(each)) {
+            let part = array_of(bytes, float, &shape)?;
+            array.try_index_mut(int(rows.start)..int(rows.end), part)?;
+        }
+        mlx_rs::transforms::eval(self.arrays())
+    }
+
+    fn page_rows(&self, page: PageId) -> Range<usize> {
+        let start = page.0 as usize * self.shape.page_tokens;
+        start..start + self.shape.page_tokens
+    }
+
     /// Numbers of the first `tokens` positions of a page as f32: for every layer the keys of all positions, then the values.
     pub(super) fn numbers(&self, page: PageId, tokens: usize) -> Built<Vec<f32>> {
         let tokens = tokens.min(self.shape.page_tokens);
@@ -204,6 +233,28 @@ impl Kv {
             .collect::<Built<_>>()?;
         numbers(&concatenate(&parts, 0)?)
     }
+}
+
+/// An array's numbers, of type `float`, as bytes. Half floats come from half floats, so nothing is rounded.
+pub(super) fn float_bytes_of(array: &Array, float: Dtype, out: &mut Vec<u8>) -> Built<()> {
+    let numbers = numbers(array)?;
+    match float {
+        Dtype::Float16 => out.extend(numbers.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes())),
+        Dtype::Bfloat16 => out.extend(numbers.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes())),
+        _ => out.extend_from_slice(bytemuck::cast_slice(&numbers)),
+    }
+    Ok(())
+}
+
+/// The array of such bytes.
+pub(super) fn array_of(bytes: &[u8], float: Dtype, shape: &[i32]) -> Built<Array> {
+    let halves = bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
+    let numbers: Vec<f32> = match float {
+        Dtype::Float16 => halves.map(|b| half::f16::from_le_bytes(b).to_f32()).collect(),
+        Dtype::Bfloat16 => halves.map(|b| half::bf16::from_le_bytes(b).to_f32()).collect(),
+        _ => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+    };
+    Array::from_slice(&numbers, shape).as_dtype(float)
 }
 
 /// The numbers of an f32 array, computed.

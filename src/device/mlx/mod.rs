@@ -294,6 +294,14 @@ impl Device for Mlx {
         digest(kv.numbers(page, tokens))
     }
 
+    fn export_page(&self, kv: &Kv, page: PageId) -> Result<Vec<u8>, DeviceError> {
+        kv.bytes(page).map_err(|e| device_error(&e, "reading a page"))
+    }
+
+    fn import_page(&mut self, kv: &mut Kv, page: PageId, bytes: &[u8]) -> Result<(), DeviceError> {
+        kv.put_bytes(page, bytes).map_err(|e| device_error(&e, "writing a page"))
+    }
+
     fn new_states(&mut self, shape: StateShape) -> Result<States, DeviceError> {
         States::new(shape)
     }
@@ -311,6 +319,15 @@ impl Device for Mlx {
 
     fn slot_digest(&self, states: &States, slot: SlotId) -> [u8; 32] {
         digest(states.numbers(slot))
+    }
+
+    fn export_slot(&self, states: &States, slot: SlotId) -> Result<Vec<u8>, DeviceError> {
+        states.bytes(slot, self.decided()).map_err(|e| device_error(&e, "reading recurrent state"))
+    }
+
+    fn import_slot(&mut self, states: &mut States, slot: SlotId, bytes: &[u8]) -> Result<(), DeviceError> {
+        let float = self.decided();
+        states.put_bytes(slot, float, bytes).map_err(|e| device_error(&e, "writing recurrent state"))
     }
 
     fn rewind(&mut self, states: &mut States, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {

@@ -6,12 +6,13 @@
 
 use std::collections::HashMap;
 
-use mlx_rs::Array;
 use mlx_rs::error::Exception;
+use mlx_rs::{Array, Dtype};
 
 use super::delta::{Masks, Prepared};
 use super::failure::Built;
-use super::kv::numbers;
+use super::hidden::int;
+use super::kv::{array_of, float_bytes, float_bytes_of, numbers};
 use crate::device::ops::{DeltaShape, StateShape};
 use crate::device::{DeviceError, SlotId, StateFlow};
 
@@ -142,6 +143,33 @@ impl States {
         self.slots.iter_mut().flatten().for_each(|layer| *layer = None);
         self.logs.clear();
         self.pending.clear();
+    }
+
+    /// A slot's numbers as bytes: for every layer the tail in `float`, then the matrix in f32.
+    pub(super) fn bytes(&self, slot: SlotId, float: Dtype) -> Built<Vec<u8>> {
+        let mut bytes = Vec::new();
+        for layer in self.slots.get(slot.0 as usize).into_iter().flatten().flatten() {
+            float_bytes_of(&layer.tail, float, &mut bytes)?;
+            float_bytes_of(&layer.matrix, Dtype::Float32, &mut bytes)?;
+        }
+        Ok(bytes)
+    }
+
+    /// Puts such bytes, as many as a slot has, into a slot.
+    pub(super) fn put_bytes(&mut self, slot: SlotId, float: Dtype, bytes: &[u8]) -> Built<()> {
+        let DeltaShape { value_heads, key_dim, value_dim, taps, .. } = self.shape.delta;
+        let channels = self.shape.delta.channels();
+        let tail_bytes = (taps - 1) * channels * float_bytes(float);
+        let each = tail_bytes + value_heads * key_dim * value_dim * size_of::<f32>();
+        for (layer, bytes) in bytes.chunks_exact(each).take(self.shape.layers).enumerate() {
+            let (tail, matrix) = bytes.split_at(tail_bytes);
+            let tail = array_of(tail, float, &[int(taps - 1), int(channels)])?;
+            let matrix = array_of(matrix, Dtype::Float32, &[int(value_heads), int(key_dim), int(value_dim)])?;
+            mlx_rs::transforms::eval([&tail, &matrix])?;
+            self.slots[slot.0 as usize][layer] = Some(LayerState { tail, matrix });
+        }
+        self.logs.retain(|_, log| log.flow.to != slot && log.flow.from != Some(slot));
+        Ok(())
     }
 
     /// A slot's numbers as f32, layer after layer.

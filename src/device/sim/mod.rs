@@ -50,6 +50,8 @@ impl Sim {
             page_tokens,
             page_bytes: page_tokens * config.state_bytes_per_token,
             slot_bytes: config.snapshot_bytes,
+            attention_layers: 16,
+            recurrent_layers: if config.snapshot_bytes > 0 { 48 } else { 0 },
         };
         Sim { config: config.clone(), facts, pages: Vec::new(), slots: Slots::default() }
     }
@@ -70,7 +72,7 @@ impl Sim {
             return Err(DeviceError::Contract("a span has no tokens".to_owned()));
         }
         match span.pages.iter().find(|page| page.0 as usize >= self.pages.len()) {
-            Some(page) => Err(DeviceError::Contract(format!("page {} is not reserved", page.0))),
+            Some(page) => Err(not_reserved(*page)),
             None => Ok(()),
         }
     }
@@ -107,6 +109,10 @@ impl Sim {
         let depth = self.config.prefill_us_per_token_per_kilotoken * middle / 1000.0;
         tokens * (self.config.prefill_us_per_token + depth)
     }
+}
+
+fn not_reserved(page: PageId) -> DeviceError {
+    DeviceError::Contract(format!("page {} is not reserved", page.0))
 }
 
 fn advance(state: Digest, token: u32) -> Digest {
@@ -167,6 +173,33 @@ impl Executor for Sim {
 
     fn rewind(&mut self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {
         self.slots.rewind(flow, tokens)
+    }
+
+    fn exported_bytes(&self) -> (usize, usize) {
+        let slot = if self.facts.slot_bytes > 0 { size_of::<Digest>() } else { 0 };
+        (self.facts.page_tokens * size_of::<Digest>(), slot)
+    }
+
+    fn export_page(&self, page: PageId) -> Result<Vec<u8>, DeviceError> {
+        let held = self.pages.get(page.0 as usize).ok_or_else(|| not_reserved(page))?;
+        Ok(held.as_flattened().to_vec())
+    }
+
+    fn import_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), DeviceError> {
+        let held = self.pages.get_mut(page.0 as usize).ok_or_else(|| not_reserved(page))?.as_flattened_mut();
+        if held.len() != bytes.len() {
+            return Err(DeviceError::exported_length("a page", held.len(), bytes.len()));
+        }
+        held.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn export_slot(&self, slot: SlotId) -> Result<Vec<u8>, DeviceError> {
+        self.slots.export(slot)
+    }
+
+    fn import_slot(&mut self, slot: SlotId, position: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.slots.import(slot, position, bytes)
     }
 
     fn slot_digest(&self, slot: SlotId) -> [u8; 32] {

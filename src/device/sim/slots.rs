@@ -57,6 +57,20 @@ impl Slots {
         Ok(())
     }
 
+    pub(super) fn export(&self, slot: SlotId) -> Result<Vec<u8>, DeviceError> {
+        self.table.check_written(slot)?;
+        Ok(self.states[slot.0 as usize].to_vec())
+    }
+
+    pub(super) fn import(&mut self, slot: SlotId, position: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        let state = Digest::try_from(bytes)
+            .map_err(|_| DeviceError::exported_length("a slot", size_of::<Digest>(), bytes.len()))?;
+        self.table.import(slot, position)?;
+        self.passed.remove(&slot);
+        self.states[slot.0 as usize] = state;
+        Ok(())
+    }
+
     /// Zeros for a slot that was never written.
     pub(super) fn digest(&self, slot: SlotId) -> Digest {
         self.states.get(slot.0 as usize).copied().unwrap_or_default()
