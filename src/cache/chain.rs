@@ -4,6 +4,8 @@
 //! name stands for its tokens, all tokens before it, and the model that computed them; a lookup always walks from the
 //! first block on.
 
+use std::fmt;
+
 /// Name of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockHash([u8; 32]);
@@ -17,6 +19,13 @@ impl BlockHash {
     /// The name with these bytes.
     pub fn from_bytes(bytes: [u8; 32]) -> BlockHash {
         BlockHash(bytes)
+    }
+}
+
+/// Sixty-four hex digits.
+impl fmt::Display for BlockHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
@@ -36,19 +45,30 @@ pub struct Identity {
 }
 
 /// How positions are encoded. A change of scheme changes every key.
-const POSITIONS: &str = "rotary at absolute positions";
+pub const POSITIONS: &str = "rotary at absolute positions";
 
 impl Identity {
     /// The chain's root.
     pub fn root(&self) -> BlockHash {
-        let mut hasher = blake3::Hasher::new_derive_key("escarp cache identity 1");
-        hasher.update(&self.model).update(&self.text);
-        for word in [self.precision, self.family, POSITIONS] {
-            hasher.update(&(word.len() as u64).to_le_bytes()).update(word.as_bytes());
-        }
-        hasher.update(&(self.block_tokens as u64).to_le_bytes());
-        BlockHash(*hasher.finalize().as_bytes())
+        root(&self.model, &self.text, [self.precision, self.family, POSITIONS], self.block_tokens as u64)
     }
+}
+
+/// The root of the chains of an identity, given by its parts: digests of model and text; precision, kernel family and position scheme;
+/// tokens a block holds.
+pub fn root(model: &[u8; 32], text: &[u8; 32], words: [&str; 3], block_tokens: u64) -> BlockHash {
+    let mut hasher = blake3::Hasher::new_derive_key("escarp cache identity 1");
+    hasher.update(model).update(text);
+    for word in words {
+        hasher.update(&(word.len() as u64).to_le_bytes()).update(word.as_bytes());
+    }
+    hasher.update(&block_tokens.to_le_bytes());
+    BlockHash(*hasher.finalize().as_bytes())
+}
+
+/// A root that is no identity's. Names from it stand for tokens alone, whoever computed their state.
+pub fn content_root() -> BlockHash {
+    BlockHash(blake3::derive_key("escarp cache content 1", &[]))
 }
 
 /// The names of the whole blocks of `tokens`, in order. A partial block at the end has no name.
@@ -56,14 +76,19 @@ pub fn hashes(root: BlockHash, tokens: &[u32], block_tokens: usize) -> Vec<Block
     tokens
         .chunks_exact(block_tokens)
         .scan(root, |parent, block| {
-            let mut hasher = blake3::Hasher::new_keyed(&parent.0);
-            for token in block {
-                hasher.update(&token.to_le_bytes());
-            }
-            *parent = BlockHash(*hasher.finalize().as_bytes());
+            *parent = name(*parent, block);
             Some(*parent)
         })
         .collect()
+}
+
+/// The name of the block of these tokens behind `parent`, or behind a root.
+pub fn name(parent: BlockHash, block: &[u32]) -> BlockHash {
+    let mut hasher = blake3::Hasher::new_keyed(&parent.0);
+    for token in block {
+        hasher.update(&token.to_le_bytes());
+    }
+    BlockHash(*hasher.finalize().as_bytes())
 }
 
 #[cfg(test)]
