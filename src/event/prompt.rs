@@ -79,9 +79,9 @@ pub struct SegmentRun {
 
 /// The segment of token `position` in `runs`, or `None` past their end.
 pub fn segment_at(runs: &[SegmentRun], position: u64) -> Option<Segment> {
-    let mut end = 0;
+    let mut end = 0_u64;
     runs.iter().find_map(|run| {
-        end += run.tokens;
+        end = end.saturating_add(run.tokens);
         (position < end).then_some(run.segment)
     })
 }

@@ -72,11 +72,14 @@ pub enum Cause {
     LastTokenComputed,
     /// The cache is switched off.
     CacheOff,
+    /// An imported trace tells how much was lost and not why. Legal in such a recording only: for this program's own engine, which
+    /// observes every cause, it would be a bug.
+    Unknown,
 }
 
 impl Cause {
     /// All causes, in the order of the waterfall.
-    pub const ALL: [Cause; 20] = [
+    pub const ALL: [Cause; 21] = [
         Cause::Cold,
         Cause::Appended,
         Cause::Branch,
@@ -97,7 +100,35 @@ impl Cause {
         Cause::PlaceholderRefused,
         Cause::SparseRefused,
         Cause::CacheOff,
+        Cause::Unknown,
     ];
+
+    /// The name in recordings and rows.
+    pub fn identifier(self) -> &'static str {
+        match self {
+            Cause::Cold => "cold",
+            Cause::Appended => "appended",
+            Cause::Branch => "branch",
+            Cause::SystemChanged => "system_changed",
+            Cause::ToolSchemaChanged => "tool_schema_changed",
+            Cause::HistoryEdited => "history_edited",
+            Cause::Compaction => "compaction",
+            Cause::TemplateRerendered => "template_rerendered",
+            Cause::RetokenisationDrift => "retokenisation_drift",
+            Cause::BlockFloor => "block_floor",
+            Cause::Evicted => "evicted",
+            Cause::Damaged => "damaged",
+            Cause::Unread => "unread",
+            Cause::IdentityChanged => "identity_changed",
+            Cause::NeverStored => "never_stored",
+            Cause::NoSnapshot => "no_snapshot",
+            Cause::PlaceholderRefused => "placeholder_refused",
+            Cause::SparseRefused => "sparse_refused",
+            Cause::LastTokenComputed => "last_token_computed",
+            Cause::CacheOff => "cache_off",
+            Cause::Unknown => "unknown",
+        }
+    }
 
     /// The phrase shown to a reader.
     pub fn phrase(self) -> &'static str {
@@ -122,6 +153,7 @@ impl Cause {
             Cause::SparseRefused => "sparse state refused",
             Cause::LastTokenComputed => "last token is always computed",
             Cause::CacheOff => "cache is off",
+            Cause::Unknown => "not in the trace",
         }
     }
 
@@ -148,6 +180,7 @@ impl Cause {
             Cause::SparseRefused => "SPARSE",
             Cause::LastTokenComputed => "last tok",
             Cause::CacheOff => "off",
+            Cause::Unknown => "unknown",
         }
     }
 
@@ -161,6 +194,7 @@ impl Cause {
                 | Cause::BlockFloor
                 | Cause::LastTokenComputed
                 | Cause::CacheOff
+                | Cause::Unknown
         )
     }
 }
@@ -361,4 +395,29 @@ pub struct Restore {
     pub ssd: Option<SsdRead>,
     /// Time the restore took.
     pub took: Nanos,
+}
+
+impl Restore {
+    /// The loss that [`Restore::cause`] names.
+    pub fn cause_loss(&self) -> Option<&Loss> {
+        self.losses.iter().find(|loss| loss.cause == self.cause)
+    }
+
+    /// Whether more than the checkpoint was observed. An imported trace may know nothing else; what was held and matched then only repeats
+    /// it, as the least that it can have been.
+    pub fn is_observed(&self) -> bool {
+        self.cause != Cause::Unknown
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_has_one_name_in_code_and_files() {
+        for cause in Cause::ALL {
+            assert_eq!(serde_json::to_value(cause).unwrap(), cause.identifier());
+        }
+    }
 }

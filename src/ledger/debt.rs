@@ -6,7 +6,9 @@
 
 use serde::Serialize;
 
-use crate::event::RequestId;
+use super::verdict::{CheckpointStep, Standing, Walk};
+use super::{Ledger, PrefillCurve, RequestFacts};
+use crate::event::{LaneId, RequestId};
 
 /// Who computed tokens that brought the canonical prefix forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -29,23 +31,112 @@ pub struct DebtEntry {
     pub canonical_after: Option<u64>,
     /// `prompt_tokens − canonical_after`.
     pub canonical_debt: Option<u64>,
-    /// `canonical_after − canonical_before`: debt that was repaid.
+    /// `canonical_after − canonical_before`: debt that was repaid. 0 where the prefix became shorter.
     pub repaid_tokens: Option<u64>,
-    /// Who repaid it.
+    /// Who repaid it; `None` where nothing was.
     pub paid_by: Option<Payer>,
     /// Tokens of the suffix that an earlier request had computed already.
     pub recomputed_tokens: Option<u64>,
     /// What those cost, on the run's curve.
     pub recomputed_s: Option<f64>,
-    /// Running total of suffix tokens since the cliff, this request's included; 0 while the checkpoint is not behind one.
+    /// Running total of suffix tokens since the cliff, this request's included; 0 while the checkpoint is not behind one, `None`
+    /// beside the line of history.
     pub prefix_cache_debt: Option<u64>,
     /// What that total cost, on the run's curve.
     pub prefix_cache_debt_s: Option<f64>,
-    /// Requests in a row with this checkpoint, this one included.
+    /// Requests in a row with this checkpoint, this one included; 0 beside the line of history.
     pub pinned_requests: u32,
 }
 
 impl DebtEntry {
     /// Whether the checkpoint counts as pinned: three requests in a row, with a growing suffix.
-    pub const PINNED: u32 = 3;
+    pub const PINNED: u32 = CheckpointStep::PINNED;
+}
+
+/// The prefix-cache debt along a line of history: tokens, and seconds where there is a curve.
+#[derive(Debug, Clone, Copy)]
+struct RunningDebt {
+    tokens: Option<u64>,
+    seconds: Option<f64>,
+}
+
+impl RunningDebt {
+    const NONE: RunningDebt = RunningDebt { tokens: Some(0), seconds: Some(0.0) };
+
+    /// The debt with `standing`'s request. A suffix that nobody observed leaves the total unknown until the cliff has healed.
+    fn with(self, standing: &Standing<'_>, curve: Option<PrefillCurve>) -> RunningDebt {
+        if !standing.behind {
+            return RunningDebt::NONE;
+        }
+        let seconds = curve
+            .zip(standing.request.prompt_tokens)
+            .map(|(curve, prompt)| curve.seconds(standing.checkpoint, prompt));
+        RunningDebt {
+            tokens: self.tokens.zip(standing.request.suffix()).map(|(sum, more)| sum.saturating_add(more)),
+            seconds: self.seconds.zip(seconds).map(|(sum, more)| sum + more),
+        }
+    }
+}
+
+impl Ledger {
+    /// What a prefill costs by this run's own chunks, or by whole prefills where no chunk was timed by itself. `None`
+    /// before any was measured.
+    pub fn prefill_curve(&self) -> Option<PrefillCurve> {
+        self.chunk_curve.curve().or_else(|| self.prefill_curve.curve())
+    }
+
+    /// The debt account of a lane's history, one entry a request that was restored.
+    pub fn debt(&self, lane: LaneId) -> Vec<DebtEntry> {
+        self.accounts(lane).into_iter().map(|(_, entry)| entry).collect()
+    }
+
+    /// The debt account, each entry beside the step of the checkpoint.
+    pub(super) fn accounts(&self, lane: LaneId) -> Vec<(Option<CheckpointStep>, DebtEntry)> {
+        let curve = self.prefill_curve();
+        let mut walk = Walk::default();
+        let mut running = RunningDebt::NONE;
+        let restored = self.history(lane).into_iter().filter(|request| request.restore.is_some());
+        let account = |request: &RequestFacts| {
+            let mut entry = own_entry(request, curve);
+            let Some(standing) = walk.take(request) else { return (None, entry) };
+            running = running.with(&standing, curve);
+            entry.prefix_cache_debt = running.tokens;
+            entry.prefix_cache_debt_s = running.seconds.filter(|_| running.tokens.is_some());
+            entry.pinned_requests = standing.pinned;
+            (standing.step(), entry)
+        };
+        restored.map(account).collect()
+    }
+}
+
+/// What `request`'s own facts say of its debt.
+fn own_entry(request: &RequestFacts, curve: Option<PrefillCurve>) -> DebtEntry {
+    let (before, after) = (request.checkpoint(), request.canonical_tokens);
+    let repaid = before.zip(after).map(|(before, after)| after.saturating_sub(before));
+    let recomputed = request.recomputed_tokens();
+    let priced = curve.zip(before).zip(recomputed);
+    DebtEntry {
+        request: request.id,
+        canonical_before: before,
+        canonical_after: after,
+        canonical_debt: request.canonical_debt(),
+        repaid_tokens: repaid,
+        paid_by: repaid.filter(|tokens| *tokens > 0).map(|_| Payer::Foreground),
+        recomputed_tokens: recomputed,
+        recomputed_s: priced.map(|((curve, from), tokens)| curve.seconds(from, from.saturating_add(tokens))),
+        prefix_cache_debt: None,
+        prefix_cache_debt_s: None,
+        pinned_requests: 0,
+    }
+}
+
+impl RequestFacts {
+    /// Tokens of the suffix that an earlier request of the run had computed already. `None` where no request came before.
+    pub fn recomputed_tokens(&self) -> Option<u64> {
+        let restore = self.restore.as_ref()?;
+        let closest = restore.closest.map(|closest| closest.common_tokens);
+        let shared = restore.common_prefix_tokens.max(closest)?;
+        let known = shared.max(restore.matched_tokens).min(self.prompt_tokens?);
+        Some(known.saturating_sub(restore.checkpoint_tokens))
+    }
 }

@@ -7,223 +7,34 @@
 mod breakpoint;
 mod curve;
 mod debt;
+mod facts;
 mod latency;
 mod row;
 #[cfg(test)]
 mod tests;
 mod verdict;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use serde::Serialize;
 
 use crate::event::{
-    Body, DeviceMemory, Event, FinishReason, Gate, HistoryChange, LaneId, Nanos, Phase, RequestId, Restore,
-    Route, RunFacts, SegmentRun, ShrunkChunk, SlotMemory, SnapshotsStored, Source, Stamp, TranscriptItem,
+    Body, DeviceMemory, Event, Gate, LaneId, Phase, Preview, RequestId, Route, RunFacts, Stamp, TierReading,
 };
-pub use breakpoint::{BadBreakpoint, Breakpoint};
+pub use breakpoint::{BadBreakpoint, Breakpoint, KnownAt};
+use curve::CurveFit;
 pub use curve::PrefillCurve;
 pub use debt::{DebtEntry, Payer};
+pub use facts::{
+    BreakpointFacts, FaultFacts, LaneFacts, MemoryFacts, RequestFacts, SessionCutFacts, ShrunkChunks,
+    TierTroubleFacts,
+};
 pub use latency::{Latency, Quantiles};
 pub use row::Row;
-pub use verdict::{CheckpointStep, Cliff};
+pub use verdict::{CheckpointPhase, CheckpointStep, Cliff};
 
-/// Everything known about one request.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct RequestFacts {
-    /// Its number.
-    pub id: RequestId,
-    /// The lane it belongs to.
-    pub lane: LaneId,
-    /// Turn number in the lane, from 1.
-    pub turn: u32,
-    /// Its name.
-    pub name: String,
-    /// Why it exists; `None` when its arrival was not seen.
-    pub source: Option<Source>,
-    /// How its history relates to the turn before it.
-    pub change: Option<HistoryChange>,
-    /// When it arrived.
-    pub arrived_at: Stamp,
-    /// Where it is now.
-    pub phase: Phase,
-    /// Prompt length.
-    pub prompt_tokens: Option<u64>,
-    /// Segments of the prompt.
-    pub segments: Vec<SegmentRun>,
-    /// Messages it added.
-    pub items: Vec<TranscriptItem>,
-    /// Reply tokens allowed.
-    pub max_output_tokens: Option<u64>,
-    /// The idle gap before it.
-    pub idle: Option<Nanos>,
-    /// Time in the queue.
-    pub queued: Option<Nanos>,
-    /// What the restore found.
-    pub restore: Option<Restore>,
-    /// The route taken.
-    pub route: Option<Route>,
-    /// The uncached suffix.
-    pub uncached_suffix: Option<u64>,
-    /// Suffix tokens computed so far and in all.
-    pub progress: Option<(u64, u64)>,
-    /// Tokens the prefill computed.
-    pub computed_tokens: Option<u64>,
-    /// Compute time of the prefill.
-    pub prefill: Option<Nanos>,
-    /// From arrival to the first reply token.
-    pub ttft: Option<Nanos>,
-    /// From the first reply token to the last.
-    pub decode: Option<Nanos>,
-    /// Reply tokens.
-    pub output_tokens: Option<u64>,
-    /// SHA-256 of the reply, hex.
-    pub output_sha256: Option<String>,
-    /// The reply, as far as it has come.
-    pub text: String,
-    /// Why the reply ended.
-    pub reason: Option<FinishReason>,
-    /// Tokens newly stored.
-    pub stored_tokens: Option<u64>,
-    /// Longest restorable prefix of the prompt afterwards.
-    pub canonical_tokens: Option<u64>,
-    /// Blocks evicted to make room.
-    pub evicted_blocks: Option<u64>,
-    /// Snapshots of recurrent state; `None` for a model without recurrent layers.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub snapshots: Option<SnapshotsStored>,
-    /// Prefill chunks that memory shrank; `None` where it shrank none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub shrunk: Option<ShrunkChunks>,
-    /// The device's memory as it was last told while the request ran, and the peak by then; `None` where nobody counts it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub device_memory: Option<DeviceMemory>,
-    /// From arrival to the end.
-    pub took: Option<Nanos>,
-    /// What went wrong, where something did.
-    pub error: Option<String>,
-}
-
-impl RequestFacts {
-    fn unseen(id: RequestId, lane: LaneId, at: Stamp) -> RequestFacts {
-        RequestFacts {
-            id,
-            lane,
-            turn: 0,
-            name: String::new(),
-            source: None,
-            change: None,
-            arrived_at: at,
-            phase: Phase::Queued,
-            prompt_tokens: None,
-            segments: Vec::new(),
-            items: Vec::new(),
-            max_output_tokens: None,
-            idle: None,
-            queued: None,
-            restore: None,
-            route: None,
-            uncached_suffix: None,
-            progress: None,
-            computed_tokens: None,
-            prefill: None,
-            ttft: None,
-            decode: None,
-            output_tokens: None,
-            output_sha256: None,
-            text: String::new(),
-            reason: None,
-            stored_tokens: None,
-            canonical_tokens: None,
-            evicted_blocks: None,
-            snapshots: None,
-            shrunk: None,
-            device_memory: None,
-            took: None,
-            error: None,
-        }
-    }
-
-    /// The reusable checkpoint: tokens restored. `None` before the restore.
-    pub fn checkpoint(&self) -> Option<u64> {
-        self.restore.as_ref().map(|r| r.checkpoint_tokens)
-    }
-
-    /// `prompt_tokens − canonical_tokens`, once both are known.
-    pub fn canonical_debt(&self) -> Option<u64> {
-        Some(self.prompt_tokens?.saturating_sub(self.canonical_tokens?))
-    }
-
-    /// Prompt tokens that the predecessor did not have. `None` without a predecessor.
-    pub fn fresh_tokens(&self) -> Option<u64> {
-        let common = self.restore.as_ref()?.common_prefix_tokens?;
-        Some(self.prompt_tokens?.saturating_sub(common))
-    }
-}
-
-/// Prefill chunks that were made smaller because the device had no memory for all of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct ShrunkChunks {
-    /// How many.
-    pub chunks: u64,
-    /// Tokens of the smallest.
-    pub smallest_tokens: u64,
-}
-
-impl ShrunkChunks {
-    fn with(before: Option<ShrunkChunks>, chunk: ShrunkChunk) -> ShrunkChunks {
-        let before = before.unwrap_or(ShrunkChunks { chunks: 0, smallest_tokens: u64::MAX });
-        ShrunkChunks {
-            chunks: before.chunks.saturating_add(1),
-            smallest_tokens: before.smallest_tokens.min(chunk.admitted),
-        }
-    }
-}
-
-/// Everything known about one lane.
-#[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct LaneFacts {
-    /// Its name.
-    pub title: String,
-    /// The lane it was forked from.
-    pub parent: Option<LaneId>,
-    /// The first turn that differs from the parent.
-    pub at_turn: Option<u32>,
-    /// Its requests, oldest first.
-    pub requests: Vec<RequestId>,
-    /// The turn that would come next.
-    pub next_turn: Option<u32>,
-    /// Turns known.
-    pub turns: u32,
-}
-
-/// Memory figures.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct MemoryFacts {
-    /// Blocks holding cached state.
-    pub cached_blocks: u64,
-    /// Blocks in use by running requests.
-    pub live_blocks: u64,
-    /// Bytes of both, slots included.
-    pub bytes: u64,
-    /// The bound.
-    pub limit_bytes: u64,
-    /// Slots; `None` for a model without recurrent layers.
-    pub slots: Option<SlotMemory>,
-}
-
-/// Requests that a session cut left out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct SessionCutFacts {
-    /// Requests that can run.
-    pub kept_requests: u64,
-    /// Requests in the file.
-    pub of_requests: u64,
-    /// Prompt tokens of the first one that does not fit.
-    pub prompt_tokens: u64,
-    /// Tokens the context holds.
-    pub context_tokens: u64,
-}
+/// Troubles of the SSD tier that are kept, the latest ones: a broken disk may tell one per block.
+const TROUBLES_KEPT: usize = 256;
 
 /// The fold's state.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -245,6 +56,14 @@ pub struct Ledger {
     first_token: Latency,
     between_tokens: Latency,
     last_token: BTreeMap<RequestId, Stamp>,
+    chunk_curve: CurveFit,
+    prefill_curve: CurveFit,
+    tier: Option<TierReading>,
+    troubles: VecDeque<TierTroubleFacts>,
+    faults: Vec<FaultFacts>,
+    breakpoints: Vec<String>,
+    breakpoint_hit: Option<BreakpointFacts>,
+    preview: Option<Preview>,
 }
 
 impl Ledger {
@@ -291,6 +110,36 @@ impl Ledger {
                 });
             }
             Body::StalePage { count } => self.stale_pages = self.stale_pages.max(*count),
+            Body::Tier(reading) => self.tier = Some((**reading).clone()),
+            Body::TierTrouble { trouble, detail } => {
+                if self.troubles.len() >= TROUBLES_KEPT {
+                    self.troubles.pop_front();
+                }
+                self.troubles.push_back(TierTroubleFacts {
+                    at: event.at,
+                    request: event.request,
+                    trouble: *trouble,
+                    detail: detail.clone(),
+                });
+            }
+            Body::FaultInjected { fault, outcome } => {
+                self.faults.push(FaultFacts { at: event.at, fault: fault.clone(), outcome: outcome.clone() })
+            }
+            Body::BreakpointsSet { conditions } => self.breakpoints.clone_from(conditions),
+            Body::BreakpointHit { condition, observed } => {
+                self.breakpoint_hit = Some(BreakpointFacts {
+                    at: event.at,
+                    request: event.request,
+                    condition: condition.clone(),
+                    observed: observed.clone(),
+                });
+            }
+            Body::Previewed(preview) => {
+                // An answer that comes late is to a question nobody asks any more.
+                if self.preview.as_ref().is_none_or(|kept| kept.ticket <= preview.ticket) {
+                    self.preview = Some((**preview).clone());
+                }
+            }
             Body::Gap { from, to } => self.lost.push((*from, *to)),
             Body::EngineFailed { message } => self.failure = Some(message.clone()),
             Body::RunEnded => self.ended = true,
@@ -336,19 +185,33 @@ impl Ledger {
                 request.queued = Some(*queued);
                 request.phase = Phase::Restore;
             }
-            Body::Restored(restore) => request.restore = Some((**restore).clone()),
+            Body::Restored(restore) => {
+                request.uncached_suffix =
+                    request.prompt_tokens.map(|prompt| prompt.saturating_sub(restore.checkpoint_tokens));
+                request.restore = Some((**restore).clone());
+            }
             Body::Routed { route, uncached_suffix } => {
                 request.route = Some(*route);
                 request.uncached_suffix = Some(*uncached_suffix);
                 request.progress = Some((0, *uncached_suffix));
                 request.phase = Phase::Prefill;
             }
-            Body::PrefillProgress { done, total, shrunk, .. } => {
+            Body::PrefillProgress { done, total, shrunk, took, .. } => {
+                // A sparse chunk's tokens are not those between two depths.
+                let dense = request.route != Some(Route::Sparse);
+                let before = request.checkpoint().zip(request.progress).filter(|_| dense);
+                if let (Some((checkpoint, (before, _))), Some(took)) = (before, took) {
+                    let depth = |done: u64| checkpoint.saturating_add(done);
+                    self.chunk_curve.add(depth(before), depth(*done), *took);
+                }
                 request.progress = Some((*done, *total));
                 request.shrunk =
                     shrunk.map(|chunk| ShrunkChunks::with(request.shrunk, chunk)).or(request.shrunk);
             }
             Body::Prefilled { computed_tokens, took } => {
+                if let Some(from) = request.checkpoint().filter(|_| request.route != Some(Route::Sparse)) {
+                    self.prefill_curve.add(from, from.saturating_add(*computed_tokens), *took);
+                }
                 request.computed_tokens = Some(*computed_tokens);
                 request.prefill = Some(*took);
                 request.phase = Phase::Decode;
@@ -372,11 +235,12 @@ impl Ledger {
                 request.decode = Some(*took);
                 request.phase = Phase::Store;
             }
-            Body::Stored { stored_tokens, canonical_tokens, evicted_blocks, snapshots, .. } => {
+            Body::Stored { stored_tokens, canonical_tokens, evicted_blocks, snapshots, tier } => {
                 request.stored_tokens = Some(*stored_tokens);
                 request.canonical_tokens = Some(*canonical_tokens);
                 request.evicted_blocks = Some(*evicted_blocks);
                 request.snapshots = *snapshots;
+                request.tier = *tier;
             }
             Body::Finished { reason, took } => {
                 self.last_token.remove(&id);
@@ -447,9 +311,9 @@ impl Ledger {
         self.requests.get(&id)
     }
 
-    /// The request that has not ended yet, if one is under way.
+    /// The request that has not ended yet, if one is under way. None is once the run is over.
     pub fn current(&self) -> Option<&RequestFacts> {
-        self.requests.values().rev().find(|r| r.phase != Phase::Done)
+        self.requests.values().rev().find(|r| r.phase != Phase::Done).filter(|_| !self.ended)
     }
 
     /// The state of the gate, and the lane it concerns.
@@ -465,6 +329,36 @@ impl Ledger {
     /// Memory figures, once known.
     pub fn memory(&self) -> Option<MemoryFacts> {
         self.memory
+    }
+
+    /// The SSD tier as it was last told; `None` without one.
+    pub fn tier(&self) -> Option<&TierReading> {
+        self.tier.as_ref()
+    }
+
+    /// What went wrong with the SSD tier, or works again, oldest first: the latest few hundred.
+    pub fn tier_troubles(&self) -> impl DoubleEndedIterator<Item = &TierTroubleFacts> + ExactSizeIterator {
+        self.troubles.iter()
+    }
+
+    /// Faults injected by hand, in order.
+    pub fn faults(&self) -> &[FaultFacts] {
+        &self.faults
+    }
+
+    /// The conditions at which the replay pauses.
+    pub fn breakpoints(&self) -> &[String] {
+        &self.breakpoints
+    }
+
+    /// The condition that held last.
+    pub fn breakpoint_hit(&self) -> Option<&BreakpointFacts> {
+        self.breakpoint_hit.as_ref()
+    }
+
+    /// The answer to the latest question for a turn's cost: that with the highest ticket.
+    pub fn preview(&self) -> Option<&Preview> {
+        self.preview.as_ref()
     }
 
     /// The device's memory as it was last told, and its peak; `None` where nobody counts it.
@@ -514,10 +408,18 @@ impl Ledger {
 
     /// One row a request, in order of arrival.
     pub fn rows(&self) -> Vec<Row> {
-        self.requests.values().map(|r| Row::new(self, r)).collect()
+        let mut accounts = BTreeMap::new();
+        for lane in self.lanes.keys() {
+            // A lane's account covers its ancestors' requests too; each is taken from its own lane's.
+            let own = |id| self.requests.get(&id).is_some_and(|request| request.lane == *lane);
+            let account = self.accounts(*lane).into_iter().filter(|(_, entry)| own(entry.request));
+            accounts.extend(account.map(|(step, entry)| (entry.request, (step, entry))));
+        }
+        self.requests.values().map(|request| Row::with(request, accounts.get(&request.id))).collect()
     }
 
-    /// Hex digest of every fact that depends neither on speed nor on the device's memory: the same for the interface, `replay` and a recorded run.
+    /// Hex digest of every fact that depends neither on speed nor on the device's memory, nor on the disk: the same for the interface, `replay`
+    /// and a recorded run. What a request restored from the SSD tier is such a fact, how long it took and what the tier holds is none.
     pub fn facts_hash(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         for (id, lane) in &self.lanes {
@@ -528,29 +430,11 @@ impl Ledger {
         for request in self.requests.values() {
             hash_json(&mut hasher, &request.lasting());
         }
+        for fault in &self.faults {
+            hash_json(&mut hasher, &fault.fault);
+        }
         hash_json(&mut hasher, &(self.cut, self.stale_pages));
         hasher.finalize().to_hex().to_string()
-    }
-}
-
-impl RequestFacts {
-    /// What does not depend on the machine's speed and memory.
-    fn lasting(&self) -> RequestFacts {
-        let mut facts = self.clone();
-        (facts.shrunk, facts.device_memory) = (None, None);
-        facts.arrived_at = Stamp::default();
-        for time in
-            [&mut facts.queued, &mut facts.prefill, &mut facts.ttft, &mut facts.decode, &mut facts.took]
-        {
-            *time = None;
-        }
-        if let Some(restore) = &mut facts.restore {
-            restore.took = Nanos::default();
-            for block in &mut restore.blocks {
-                block.written_at = None;
-            }
-        }
-        facts
     }
 }
 

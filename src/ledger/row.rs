@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-use super::{Ledger, RequestFacts};
+use super::{CheckpointStep, DebtEntry, Ledger, Payer, RequestFacts};
+use crate::event::{Cause, Culprit, Divergence, Loss, Restore};
 
 /// One request as `replay --json` prints it. A field is null where nobody measured it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -15,16 +16,30 @@ pub struct Row {
     pub turn: u32,
     /// The request's name in the session.
     pub name: String,
+    /// Whether it stands beside the lane's line of history, as a title or a sub-agent's request does.
+    pub side: bool,
     /// Prompt length, tokens.
     pub prompt_tokens: Option<u64>,
     /// Tokens shared with the predecessor.
     pub common_prefix_tokens: Option<u64>,
+    /// Tokens shared with the earlier request of the run that shares most, whichever lane it was in.
+    pub closest_prefix_tokens: Option<u64>,
+    /// That request.
+    pub closest_request: Option<u64>,
+    /// Tokens of the prompt's blocks that RAM or the SSD tier holds.
+    pub held_tokens: Option<u64>,
     /// Tokens found through the hash chain.
     pub matched_tokens: Option<u64>,
     /// Of those, with state in every layer.
     pub matched_with_state_tokens: Option<u64>,
     /// Tokens restored.
     pub checkpoint_tokens: Option<u64>,
+    /// Blocks read from the SSD tier; null where nothing was.
+    pub ssd_blocks: Option<u64>,
+    /// Bytes of state read from the SSD tier; null where nothing was.
+    pub ssd_bytes: Option<u64>,
+    /// Time the restore took, seconds.
+    pub restore_s: Option<f64>,
     /// Checkpoint now minus the predecessor's.
     pub checkpoint_delta: Option<i64>,
     /// `prompt_tokens − checkpoint_tokens`.
@@ -42,11 +57,33 @@ pub struct Row {
     /// Why the checkpoint stands where it stands: a phrase that names the segment or block.
     pub cause: Option<String>,
     /// The cause's identifier.
-    pub cause_kind: Option<crate::event::Cause>,
+    pub cause_kind: Option<Cause>,
+    /// The block responsible, where a block is.
+    pub cause_block: Option<BlockRow>,
+    /// Every loss between prompt and checkpoint; they add up to the suffix.
+    pub losses: Option<Vec<LossRow>>,
+    /// Where the prompt departs from its predecessor; null where it only appends.
+    pub divergence: Option<DivergenceRow>,
+    /// Requests in a row with this checkpoint, this one included; null beside the line of history.
+    pub pinned_requests: Option<u32>,
+    /// Tokens of the suffix that an earlier request of the run had computed already.
+    pub recomputed_tokens: Option<u64>,
+    /// What those cost on the run's prefill curve, seconds.
+    pub recomputed_s: Option<f64>,
+    /// Running total of suffix tokens since the cliff; 0 while the checkpoint is behind none, null beside the line of history.
+    pub prefix_cache_debt_tokens: Option<u64>,
+    /// What those cost on the run's prefill curve, seconds.
+    pub prefix_cache_debt_s: Option<f64>,
+    /// Longest restorable prefix of the prompt when it arrived.
+    pub canonical_before_tokens: Option<u64>,
     /// Longest restorable prefix of the prompt afterwards.
     pub canonical_tokens: Option<u64>,
     /// `prompt_tokens − canonical_tokens`.
     pub canonical_debt_tokens: Option<u64>,
+    /// By how much the request itself made that prefix longer.
+    pub repaid_tokens: Option<u64>,
+    /// Who did: `foreground`, `recovery`; null where it did not become longer.
+    pub paid_by: Option<Payer>,
     /// Debt paid by background recovery; null while there is none.
     pub debt_paid_tokens: Option<u64>,
     /// Idle gap before the request, seconds.
@@ -81,21 +118,105 @@ pub struct Row {
     pub recovery: Option<()>,
 }
 
+/// The block at which a loss begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct BlockRow {
+    /// Its position in the prompt, from 0.
+    pub index: u32,
+    /// The request that wrote it; null where none is known.
+    pub written_by: Option<u64>,
+    /// Whether that was a request of an earlier run.
+    pub earlier_run: bool,
+}
+
+impl From<Culprit> for BlockRow {
+    fn from(block: Culprit) -> BlockRow {
+        let Culprit { index, written_by, earlier_run } = block;
+        BlockRow { index, written_by: written_by.map(|request| request.0), earlier_run }
+    }
+}
+
+/// One step of the waterfall.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LossRow {
+    /// Why.
+    pub cause: Cause,
+    /// How many prompt tokens.
+    pub tokens: u64,
+    /// What happened, in words.
+    pub detail: String,
+    /// The block responsible, where a block is.
+    pub block: Option<BlockRow>,
+}
+
+impl From<&Loss> for LossRow {
+    fn from(loss: &Loss) -> LossRow {
+        LossRow {
+            cause: loss.cause,
+            tokens: loss.tokens,
+            detail: loss.detail.clone(),
+            block: loss.block.map(BlockRow::from),
+        }
+    }
+}
+
+/// The first token at which two prompts differ.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DivergenceRow {
+    /// Its position, tokens from the start.
+    pub position: u64,
+    /// The segment it lies in, in the new prompt; null past its end.
+    pub segment: Option<crate::event::Segment>,
+    /// The request whose prompt it departs from.
+    pub against: Option<u64>,
+    /// The old text around it.
+    pub before: String,
+    /// The new text around it.
+    pub after: String,
+}
+
+impl From<&Divergence> for DivergenceRow {
+    fn from(divergence: &Divergence) -> DivergenceRow {
+        DivergenceRow {
+            position: divergence.position,
+            segment: divergence.segment,
+            against: divergence.against.map(|request| request.0),
+            before: divergence.before.clone(),
+            after: divergence.after.clone(),
+        }
+    }
+}
+
 impl Row {
-    /// The row of `request`.
+    /// The row of `request`. [`Ledger::rows`] makes all of them in one pass.
     pub fn new(ledger: &Ledger, request: &RequestFacts) -> Row {
+        let account =
+            ledger.accounts(request.lane).into_iter().find(|(_, entry)| entry.request == request.id);
+        Row::with(request, account.as_ref())
+    }
+
+    pub(super) fn with(request: &RequestFacts, account: Option<&(Option<CheckpointStep>, DebtEntry)>) -> Row {
         let restore = request.restore.as_ref();
-        let step = ledger.checkpoint_step(request);
+        let observed = restore.filter(|restore| restore.is_observed());
+        let step = account.and_then(|(step, _)| *step);
+        let debt = account.map(|(_, entry)| entry);
         Row {
             lane: request.lane.label(),
             request: request.id.0,
             turn: request.turn,
             name: request.name.clone(),
+            side: request.is_side(),
             prompt_tokens: request.prompt_tokens,
             common_prefix_tokens: restore.and_then(|r| r.common_prefix_tokens),
-            matched_tokens: restore.map(|r| r.matched_tokens),
-            matched_with_state_tokens: restore.map(|r| r.matched_with_state_tokens),
+            closest_prefix_tokens: restore.and_then(|r| Some(r.closest?.common_tokens)),
+            closest_request: restore.and_then(|r| Some(r.closest?.request.0)),
+            held_tokens: observed.map(|r| r.held_tokens),
+            matched_tokens: observed.map(|r| r.matched_tokens),
+            matched_with_state_tokens: observed.map(|r| r.matched_with_state_tokens),
             checkpoint_tokens: request.checkpoint(),
+            ssd_blocks: restore.and_then(|r| Some(r.ssd?.blocks)),
+            ssd_bytes: restore.and_then(|r| Some(r.ssd?.bytes)),
+            restore_s: observed.map(|r| r.took.seconds()),
             checkpoint_delta: step.map(|s| s.delta),
             uncached_suffix: request.uncached_suffix,
             fresh_tokens: request.fresh_tokens(),
@@ -105,8 +226,19 @@ impl Row {
             cliff: step.map(|s| s.cliff),
             cause: request.cause_sentence(),
             cause_kind: restore.map(|r| r.cause),
+            cause_block: restore.and_then(Restore::cause_loss).and_then(|l| l.block).map(BlockRow::from),
+            losses: restore.map(|r| r.losses.iter().map(LossRow::from).collect()),
+            divergence: restore.and_then(|r| r.divergence.as_ref()).map(DivergenceRow::from),
+            pinned_requests: debt.map(|d| d.pinned_requests).filter(|n| *n > 0),
+            recomputed_tokens: debt.and_then(|d| d.recomputed_tokens),
+            recomputed_s: debt.and_then(|d| d.recomputed_s),
+            prefix_cache_debt_tokens: debt.and_then(|d| d.prefix_cache_debt),
+            prefix_cache_debt_s: debt.and_then(|d| d.prefix_cache_debt_s),
+            canonical_before_tokens: debt.and_then(|d| d.canonical_before),
             canonical_tokens: request.canonical_tokens,
             canonical_debt_tokens: request.canonical_debt(),
+            repaid_tokens: debt.and_then(|d| d.repaid_tokens),
+            paid_by: debt.and_then(|d| d.paid_by),
             debt_paid_tokens: None,
             idle_s: request.idle.map(|t| t.seconds()),
             queue_s: request.queued.map(|t| t.seconds()),
@@ -132,7 +264,7 @@ impl RequestFacts {
     /// restore.
     pub fn cause_sentence(&self) -> Option<String> {
         let restore = self.restore.as_ref()?;
-        let detail = restore.losses.iter().find(|l| l.cause == restore.cause).map(|l| l.detail.as_str());
+        let detail = restore.cause_loss().map(|l| l.detail.as_str());
         Some(match detail {
             Some(detail) if !detail.is_empty() => format!("{}: {detail}", restore.cause.phrase()),
             _ => restore.cause.phrase().to_owned(),

@@ -3,7 +3,12 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::event::{Arrival, Cause, DeviceMemory, FinishReason, Loss, ShrunkChunk};
+use crate::event::{
+    Arrival, Cause, Closest, Culprit, DeviceMemory, FinishReason, HistoryChange, Loss, Nanos, Restore,
+    ShrunkChunk, SnapshotsStored, Source, SsdRead, TierStored, TierTrouble,
+};
+
+mod accounts;
 
 fn restore(checkpoint: u64) -> Restore {
     Restore {
@@ -47,16 +52,67 @@ fn device() -> impl Strategy<Value = DeviceMemory> {
     )
 }
 
+/// Restores of every kind, few checkpoints among them so that rows of equal ones come about.
+fn any_restore() -> impl Strategy<Value = Restore> {
+    let checkpoint = prop_oneof![4 => (0_u64..4).prop_map(|n| n * 10), 1 => any::<u64>()];
+    let closest = prop::option::of(any::<(u64, u64)>());
+    let ssd = prop::option::of(any::<u64>());
+    let cause = prop::sample::select(Cause::ALL.to_vec());
+    (checkpoint, prop::option::of(any::<u64>()), any::<u64>(), closest, ssd, cause).prop_map(
+        |(checkpoint, common_prefix_tokens, matched_tokens, closest, ssd, cause)| Restore {
+            common_prefix_tokens,
+            matched_tokens,
+            closest: closest
+                .map(|(request, common_tokens)| Closest { request: RequestId(request), common_tokens }),
+            ssd: ssd.map(|n| SsdRead { blocks: n, snapshots: n, bytes: n, took: Nanos(n) }),
+            cause,
+            ..restore(checkpoint)
+        },
+    )
+}
+
+fn any_arrival() -> impl Strategy<Value = Arrival> {
+    let source = prop::sample::select(vec![Source::Replay, Source::Replay, Source::Side, Source::Edit]);
+    let turn = prop_oneof![9 => 0_u32..20, 1 => Just(u32::MAX)];
+    let prompt_tokens = prop_oneof![Just(100_u64), any::<u64>()];
+    (turn, source, prompt_tokens).prop_map(|(turn, source, prompt_tokens)| Arrival {
+        source,
+        prompt_tokens,
+        ..arrival(turn)
+    })
+}
+
+/// What was told of the disk, of faults, and of pauses.
+fn aside() -> impl Strategy<Value = Body> {
+    prop_oneof![
+        any::<u64>().prop_map(|n| Body::Tier(Box::new(TierReading { blocks: n, ..TierReading::default() }))),
+        Just(Body::TierTrouble { trouble: TierTrouble::Failed, detail: "d".into() }),
+        Just(Body::FaultInjected { fault: "f".into(), outcome: "o".into() }),
+        Just(Body::BreakpointsSet { conditions: vec!["cliff".into()] }),
+        Just(Body::BreakpointHit { condition: "cliff".into(), observed: "o".into() }),
+        any::<(u64, u64)>().prop_map(|(ticket, prompt_tokens)| {
+            Body::Previewed(Box::new(Preview { ticket, prompt_tokens, restore: None, problem: None }))
+        }),
+    ]
+}
+
 fn body() -> impl Strategy<Value = Body> {
     let lane = prop::option::of((0_u32..4).prop_map(LaneId));
     prop_oneof![
-        (0_u32..20).prop_map(|turn| Body::Arrived(Box::new(arrival(turn)))),
+        any_arrival().prop_map(|arrival| Body::Arrived(Box::new(arrival))),
+        aside(),
         any::<u64>().prop_map(|t| Body::Admitted { queued: Nanos(t) }),
-        any::<u64>().prop_map(|checkpoint| Body::Restored(Box::new(restore(checkpoint)))),
+        any_restore().prop_map(|restore| Body::Restored(Box::new(restore))),
         any::<u64>().prop_map(|n| Body::Routed { route: Route::Dense, uncached_suffix: n }),
         (any::<(u64, u64, u64)>(), prop::option::of(device())).prop_map(|((done, total, wanted), device)| {
             let shrunk = wanted.is_multiple_of(2).then_some(ShrunkChunk { wanted, admitted: wanted / 2 });
-            Body::PrefillProgress { done, total, shrunk, device, took: None }
+            Body::PrefillProgress {
+                done,
+                total,
+                shrunk,
+                device,
+                took: (done % 3 > 0).then_some(Nanos(total)),
+            }
         }),
         (any::<u64>(), prop::option::of(device())).prop_map(|(n, device)| Body::Memory {
             cached_blocks: n,
@@ -80,7 +136,7 @@ fn body() -> impl Strategy<Value = Body> {
             canonical_tokens: n,
             evicted_blocks: n,
             snapshots: n.is_multiple_of(2).then_some(SnapshotsStored { stored: n, not_taken: n, dropped: n }),
-            tier: None,
+            tier: (n % 3 == 0).then_some(TierStored { blocks: n, snapshots: n, declined: n }),
         }),
         any::<u64>().prop_map(|n| Body::Finished { reason: FinishReason::Stop, took: Nanos(n) }),
         Just(Body::Failed { message: "m".into() }),
@@ -116,6 +172,7 @@ proptest! {
             // Reading between events must not change anything, and must not panic either.
             for (lane, _) in ledger.lanes() {
                 let _ = (ledger.history(lane).len(), ledger.cliffs(lane).count());
+                accounts::hold_together(&ledger, lane)?;
             }
             let _ = ledger.rows();
         }
@@ -132,15 +189,29 @@ proptest! {
     }
 
     #[test]
-    fn the_facts_hash_ignores_how_fast_it_was(slowness in 1_u64..1_000_000) {
+    fn the_facts_hash_ignores_how_fast_machine_and_disk_were(slowness in 1_u64..1_000_000) {
         let run = |factor: u64| {
+            let ssd = SsdRead { blocks: 2, snapshots: 1, bytes: 9, took: Nanos(factor) };
+            let reading = TierReading { queued_files: factor, ..TierReading::default() };
+            let stored = TierStored { blocks: factor, snapshots: 0, declined: factor };
             let mut ledger = Ledger::new();
             let bodies = [
                 Body::Arrived(Box::new(arrival(1))),
                 Body::Admitted { queued: Nanos(3 * factor) },
-                Body::Restored(Box::new(Restore { took: Nanos(factor), ..restore(96) })),
+                Body::Restored(Box::new(Restore { took: Nanos(factor), ssd: Some(ssd), ..restore(96) })),
+                Body::PrefillProgress { done: 4, total: 4, shrunk: None, device: None, took: Some(Nanos(factor)) },
                 Body::Token { token: 1, text: "x".into(), index: 0 },
+                Body::Stored {
+                    stored_tokens: 9,
+                    canonical_tokens: 9,
+                    evicted_blocks: 0,
+                    snapshots: None,
+                    tier: Some(stored),
+                },
                 Body::Finished { reason: FinishReason::Stop, took: Nanos(9 * factor) },
+                Body::Tier(Box::new(reading)),
+                Body::TierTrouble { trouble: TierTrouble::Suspended, detail: format!("after {factor} ms") },
+                Body::BreakpointHit { condition: "ttft>1".into(), observed: format!("ttft {factor}") },
             ];
             for (seq, body) in bodies.into_iter().enumerate() {
                 let (lane, request) = (Some(LaneId(0)), Some(RequestId(1)));

@@ -1,0 +1,270 @@
+//! What the ledger knows of a request, a lane, and the run's memory, tier and faults.
+
+use serde::Serialize;
+
+use crate::event::{
+    DeviceMemory, FinishReason, HistoryChange, LaneId, Nanos, Phase, RequestId, Restore, Route, SegmentRun,
+    ShrunkChunk, SlotMemory, SnapshotsStored, Source, Stamp, TierStored, TierTrouble, TranscriptItem,
+};
+
+/// Everything known about one request.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RequestFacts {
+    /// Its number.
+    pub id: RequestId,
+    /// The lane it belongs to.
+    pub lane: LaneId,
+    /// Turn number in the lane, from 1.
+    pub turn: u32,
+    /// Its name.
+    pub name: String,
+    /// Why it exists; `None` when its arrival was not seen.
+    pub source: Option<Source>,
+    /// How its history relates to the turn before it.
+    pub change: Option<HistoryChange>,
+    /// When it arrived.
+    pub arrived_at: Stamp,
+    /// Where it is now.
+    pub phase: Phase,
+    /// Prompt length.
+    pub prompt_tokens: Option<u64>,
+    /// Segments of the prompt.
+    pub segments: Vec<SegmentRun>,
+    /// Messages it added.
+    pub items: Vec<TranscriptItem>,
+    /// Reply tokens allowed.
+    pub max_output_tokens: Option<u64>,
+    /// The idle gap before it.
+    pub idle: Option<Nanos>,
+    /// Time in the queue.
+    pub queued: Option<Nanos>,
+    /// What the restore found.
+    pub restore: Option<Restore>,
+    /// The route taken.
+    pub route: Option<Route>,
+    /// The uncached suffix.
+    pub uncached_suffix: Option<u64>,
+    /// Suffix tokens computed so far and in all.
+    pub progress: Option<(u64, u64)>,
+    /// Tokens the prefill computed.
+    pub computed_tokens: Option<u64>,
+    /// Compute time of the prefill.
+    pub prefill: Option<Nanos>,
+    /// From arrival to the first reply token.
+    pub ttft: Option<Nanos>,
+    /// From the first reply token to the last.
+    pub decode: Option<Nanos>,
+    /// Reply tokens.
+    pub output_tokens: Option<u64>,
+    /// SHA-256 of the reply, hex.
+    pub output_sha256: Option<String>,
+    /// The reply, as far as it has come.
+    pub text: String,
+    /// Why the reply ended.
+    pub reason: Option<FinishReason>,
+    /// Tokens newly stored.
+    pub stored_tokens: Option<u64>,
+    /// Longest restorable prefix of the prompt afterwards.
+    pub canonical_tokens: Option<u64>,
+    /// Blocks evicted to make room.
+    pub evicted_blocks: Option<u64>,
+    /// What went to the SSD tier; `None` without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tier: Option<TierStored>,
+    /// Snapshots of recurrent state; `None` for a model without recurrent layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshots: Option<SnapshotsStored>,
+    /// Prefill chunks that memory shrank; `None` where it shrank none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shrunk: Option<ShrunkChunks>,
+    /// The device's memory as it was last told while the request ran, and the peak by then; `None` where nobody counts it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_memory: Option<DeviceMemory>,
+    /// From arrival to the end.
+    pub took: Option<Nanos>,
+    /// What went wrong, where something did.
+    pub error: Option<String>,
+}
+
+impl RequestFacts {
+    pub(super) fn unseen(id: RequestId, lane: LaneId, at: Stamp) -> RequestFacts {
+        RequestFacts {
+            id,
+            lane,
+            turn: 0,
+            name: String::new(),
+            source: None,
+            change: None,
+            arrived_at: at,
+            phase: Phase::Queued,
+            prompt_tokens: None,
+            segments: Vec::new(),
+            items: Vec::new(),
+            max_output_tokens: None,
+            idle: None,
+            queued: None,
+            restore: None,
+            route: None,
+            uncached_suffix: None,
+            progress: None,
+            computed_tokens: None,
+            prefill: None,
+            ttft: None,
+            decode: None,
+            output_tokens: None,
+            output_sha256: None,
+            text: String::new(),
+            reason: None,
+            stored_tokens: None,
+            canonical_tokens: None,
+            evicted_blocks: None,
+            tier: None,
+            snapshots: None,
+            shrunk: None,
+            device_memory: None,
+            took: None,
+            error: None,
+        }
+    }
+
+    /// The reusable checkpoint: tokens restored. `None` before the restore.
+    pub fn checkpoint(&self) -> Option<u64> {
+        self.restore.as_ref().map(|r| r.checkpoint_tokens)
+    }
+
+    /// `prompt_tokens − canonical_tokens`, once both are known.
+    pub fn canonical_debt(&self) -> Option<u64> {
+        Some(self.prompt_tokens?.saturating_sub(self.canonical_tokens?))
+    }
+
+    /// Prompt tokens that the predecessor did not have. `None` without a predecessor.
+    pub fn fresh_tokens(&self) -> Option<u64> {
+        let common = self.restore.as_ref()?.common_prefix_tokens?;
+        Some(self.prompt_tokens?.saturating_sub(common))
+    }
+}
+
+/// Prefill chunks that were made smaller because the device had no memory for all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ShrunkChunks {
+    /// How many.
+    pub chunks: u64,
+    /// Tokens of the smallest.
+    pub smallest_tokens: u64,
+}
+
+impl ShrunkChunks {
+    pub(super) fn with(before: Option<ShrunkChunks>, chunk: ShrunkChunk) -> ShrunkChunks {
+        let before = before.unwrap_or(ShrunkChunks { chunks: 0, smallest_tokens: u64::MAX });
+        ShrunkChunks {
+            chunks: before.chunks.saturating_add(1),
+            smallest_tokens: before.smallest_tokens.min(chunk.admitted),
+        }
+    }
+}
+
+/// Everything known about one lane.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct LaneFacts {
+    /// Its name.
+    pub title: String,
+    /// The lane it was forked from.
+    pub parent: Option<LaneId>,
+    /// The first turn that differs from the parent.
+    pub at_turn: Option<u32>,
+    /// Its requests, oldest first.
+    pub requests: Vec<RequestId>,
+    /// The turn that would come next.
+    pub next_turn: Option<u32>,
+    /// Turns known.
+    pub turns: u32,
+}
+
+/// Memory figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct MemoryFacts {
+    /// Blocks holding cached state.
+    pub cached_blocks: u64,
+    /// Blocks in use by running requests.
+    pub live_blocks: u64,
+    /// Bytes of both, slots included.
+    pub bytes: u64,
+    /// The bound.
+    pub limit_bytes: u64,
+    /// Slots; `None` for a model without recurrent layers.
+    pub slots: Option<SlotMemory>,
+}
+
+/// Requests that a session cut left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct SessionCutFacts {
+    /// Requests that can run.
+    pub kept_requests: u64,
+    /// Requests in the file.
+    pub of_requests: u64,
+    /// Prompt tokens of the first one that does not fit.
+    pub prompt_tokens: u64,
+    /// Tokens the context holds.
+    pub context_tokens: u64,
+}
+
+impl RequestFacts {
+    /// What does not depend on the machine's speed, memory and disk.
+    pub(super) fn lasting(&self) -> RequestFacts {
+        let mut facts = self.clone();
+        (facts.shrunk, facts.device_memory, facts.tier) = (None, None, None);
+        facts.arrived_at = Stamp::default();
+        for time in
+            [&mut facts.queued, &mut facts.prefill, &mut facts.ttft, &mut facts.decode, &mut facts.took]
+        {
+            *time = None;
+        }
+        if let Some(restore) = &mut facts.restore {
+            restore.took = Nanos::default();
+            if let Some(ssd) = &mut restore.ssd {
+                ssd.took = Nanos::default();
+            }
+            for block in &mut restore.blocks {
+                block.written_at = None;
+            }
+        }
+        facts
+    }
+}
+
+/// Something that went wrong with the SSD tier, or works again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TierTroubleFacts {
+    /// When.
+    pub at: Stamp,
+    /// The request it concerns, where it concerns one.
+    pub request: Option<RequestId>,
+    /// What.
+    pub trouble: TierTrouble,
+    /// In words, with the file.
+    pub detail: String,
+}
+
+/// A fault that was injected by hand.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FaultFacts {
+    /// When.
+    pub at: Stamp,
+    /// The fault, as it was asked for.
+    pub fault: String,
+    /// What it did, or why it could do nothing.
+    pub outcome: String,
+}
+
+/// A condition that held, at which the replay paused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct BreakpointFacts {
+    /// When.
+    pub at: Stamp,
+    /// The request it held for, where the event names one.
+    pub request: Option<RequestId>,
+    /// The condition.
+    pub condition: String,
+    /// What was observed: `suffix 4,312`.
+    pub observed: String,
+}
