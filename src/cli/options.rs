@@ -7,6 +7,7 @@ use clap::ValueHint;
 use super::{Failure, logging};
 use crate::config::{self, Config, ConfigError, Override};
 use crate::model;
+use crate::session::{self, Session};
 
 /// Options of every command that loads a model.
 #[derive(Debug, Default, clap::Args)]
@@ -34,7 +35,16 @@ impl ModelOptions {
     /// The configuration these options and `sugar`, which wins, add up to. Where neither they nor the environment name a model, it
     /// is the bundled one.
     pub(super) fn config(&self, sugar: impl IntoIterator<Item = Override>) -> Result<Config, Failure> {
-        let mut config = self.settings_with(sugar)?;
+        self.config_over(&[], sugar)
+    }
+
+    /// The same over `base`, a session's own settings.
+    fn config_over(
+        &self,
+        base: &[Override],
+        sugar: impl IntoIterator<Item = Override>,
+    ) -> Result<Config, Failure> {
+        let mut config = self.settings_over(base, sugar)?;
         if config.model.path.is_none() {
             let named = std::env::var_os("ESCARP_MODEL").filter(|name| !name.is_empty());
             config.model.path = Some(named.map_or_else(|| model::TARGET.into(), PathBuf::from));
@@ -44,10 +54,14 @@ impl ModelOptions {
 
     /// The configuration for work that needs no model.
     pub(super) fn settings(&self) -> Result<Config, Failure> {
-        self.settings_with([])
+        self.settings_over(&[], [])
     }
 
-    fn settings_with(&self, sugar: impl IntoIterator<Item = Override>) -> Result<Config, Failure> {
+    fn settings_over(
+        &self,
+        base: &[Override],
+        sugar: impl IntoIterator<Item = Override>,
+    ) -> Result<Config, Failure> {
         let mut overrides = self.set.iter().map(|s| Override::parse(s)).collect::<Result<Vec<_>, _>>()?;
         if let Some(path) = &self.model {
             overrides.push(Override::new("--model", "model.path", path_text("--model", path)?));
@@ -56,7 +70,7 @@ impl ModelOptions {
             overrides.push(Override::new("--device", "model.device", device.as_str()));
         }
         overrides.extend(sugar);
-        Ok(config::load(self.config.as_deref(), &overrides)?)
+        Ok(config::load_over(base, self.config.as_deref(), &overrides)?)
     }
 
     /// Starts the log of a command without a terminal interface.
@@ -99,7 +113,7 @@ impl ArithmeticOptions {
 pub(super) struct ReplayOptions {
     /// A bundled session's name, or a session file
     #[arg(long, value_name = "NAME|FILE", default_value = "steady", value_hint = ValueHint::FilePath)]
-    pub(super) session: String,
+    session: String,
     /// Which clock the engine keeps: real time, or compute time with idle gaps passing at once [default: virtual]
     #[arg(long, value_parser = ["wall", "virtual"], value_name = "CLOCK")]
     clock: Option<String>,
@@ -120,8 +134,14 @@ pub(super) struct ReplayOptions {
 }
 
 impl ReplayOptions {
-    /// The configuration these options and `model`'s add up to.
-    pub(super) fn config(&self) -> Result<Config, Failure> {
+    /// The session, and the configuration that its settings, these options and `model`'s add up to.
+    pub(super) fn open(&self) -> Result<(Session, Config), Failure> {
+        let session = session::open(&self.session)?;
+        let config = self.config(&session)?;
+        Ok((session, config))
+    }
+
+    fn config(&self, session: &Session) -> Result<Config, Failure> {
         let word = |option: &str, key: &str, value: &Option<String>| {
             value.as_deref().map(|word| Override::new(option, key, word))
         };
@@ -138,6 +158,6 @@ impl ReplayOptions {
             idle,
             budget,
         ];
-        self.model.config(sugar.into_iter().flatten())
+        self.model.config_over(&session.overrides(&self.session), sugar.into_iter().flatten())
     }
 }

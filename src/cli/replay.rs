@@ -14,8 +14,7 @@ use super::{Example, Failure, examples};
 use crate::engine::{Command, Engine};
 use crate::event::{Body, Event, Fanout, Gate, RequestId};
 use crate::ledger::{Ledger, Row};
-use crate::report::{cut_line, printable, request_table, run_line, summary, thousands};
-use crate::session;
+use crate::report::{cut_line, printable, request_table, run_line, settings_line, summary, thousands};
 
 pub(super) const EXAMPLES: &[Example] = &[
     ("escarp replay --device sim --session steady", "one row a request, no model file needed"),
@@ -42,9 +41,8 @@ pub(super) struct Options {
 }
 
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
-    let config = options.replay.config()?;
+    let (mut session, config) = options.replay.open()?;
     options.replay.model.start_log()?;
-    let mut session = session::open(&options.replay.session)?;
     if let Some(turns) = options.turns {
         session.requests.truncate(turns as usize);
     }
@@ -157,8 +155,10 @@ impl Replay {
         if self.json {
             eprint!("{summary}");
         } else {
-            let (line, table) = (printable(&run_line(facts)), request_table(&self.ledger));
-            self.output.text(&format!("{line}\n\n{table}\n{summary}"))?;
+            let head = [Some(run_line(facts)), settings_line(facts)];
+            let head: String = head.iter().flatten().map(|line| printable(line) + "\n").collect();
+            let table = request_table(&self.ledger);
+            self.output.text(&format!("{head}\n{table}\n{summary}"))?;
         }
         if let Some(failure) = self.ledger.failure() {
             return Err(Failure::run(failure));

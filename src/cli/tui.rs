@@ -11,7 +11,6 @@ use super::progress::Progress;
 use super::{Example, Failure, examples, logging};
 use crate::config::UiConfig;
 use crate::event::{Body, ChannelSink, Event, Fanout, record};
-use crate::session;
 use crate::tui::log::{LogRing, RingLayer};
 use crate::tui::{self, ExitReason, Provoke, Source, TuiError, TuiOptions, terminal};
 
@@ -57,8 +56,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
 
 impl Options {
     fn run_live(&self, log: LogRing) -> Result<(), Failure> {
-        let config = self.replay.config()?;
-        let session = session::open(&self.replay.session)?;
+        let (session, config) = self.replay.open()?;
         let ui = config.ui.clone();
         let (channel, events) = ChannelSink::bounded(BACKLOG);
         let (sender, news) = mpsc::channel();

@@ -64,13 +64,28 @@ fn only_value(mut table: Table) -> Option<Value> {
     if table.len() == 1 { table.remove("value") } else { None }
 }
 
+/// Whether a session file may set `key`: those that say how requests are served. The file may come from anywhere, so it names no
+/// model, no device and no folder to write to.
+pub fn session_may_set(key: &str) -> bool {
+    ["cache", "scheduler", "sampling", "replay"].contains(&section_of(key)) && key != "cache.dir"
+}
+
 /// The defaults, with `file` put over them, with `overrides` put over that, later ones over earlier ones.
 pub fn load(file: Option<&Path>, overrides: &[Override]) -> Result<Config, ConfigError> {
+    load_over(&[], file, overrides)
+}
+
+/// As [`load`], but with `base`, a session's own settings, put over the defaults before anything else.
+pub fn load_over(
+    base: &[Override],
+    file: Option<&Path>,
+    overrides: &[Override],
+) -> Result<Config, ConfigError> {
     let known = known_keys();
-    let mut settings = match file {
-        Some(path) => read_file(path, &known)?,
-        None => Vec::new(),
-    };
+    let mut settings = base.to_vec();
+    if let Some(path) = file {
+        settings.extend(read_file(path, &known)?);
+    }
     settings.extend_from_slice(overrides);
     let mut table = Table::new();
     for setting in &mut settings {
@@ -104,6 +119,18 @@ pub fn load(file: Option<&Path>, overrides: &[Override]) -> Result<Config, Confi
         }
     })?;
     Ok(config)
+}
+
+impl Config {
+    /// Whether `key` has `value` here.
+    pub fn has(&self, key: &str, value: &Value) -> bool {
+        let held = |config: &Config| {
+            serde_json::to_value(config).ok()?.get(section_of(key))?.get(name_of(key)).cloned()
+        };
+        // Read as a configuration first: one value may be written in several ways.
+        let wanted = alone(section_of(key), name_of(key), value).ok();
+        wanted.and_then(|wanted| held(&wanted)).is_some_and(|wanted| held(self) == Some(wanted))
+    }
 }
 
 /// The defaults with one key set.
@@ -282,6 +309,37 @@ mod tests {
         ];
         let config = load(Some(file.path()), &overrides).unwrap();
         assert_eq!((config.cache.block_tokens, config.replay.clock), (192, ClockKind::Wall));
+    }
+
+    #[test]
+    fn a_sessions_settings_lie_between_the_defaults_and_a_file() {
+        let base = [
+            Override::new("session", "cache.block_tokens", 64),
+            Override::new("session", "cache.ram_bytes", "1GiB"),
+            Override::new("session", "replay.idle", 2),
+        ];
+        let file = file("[cache]\nblock_tokens = 128\nram_bytes = \"2GiB\"\n");
+        let option = Override::parse("cache.ram_bytes=3GiB").unwrap();
+        let config = load_over(&base, Some(file.path()), &[option]).unwrap();
+        assert_eq!((config.cache.block_tokens, config.cache.ram_bytes), (128, 3 << 30));
+        assert_eq!(config.replay.idle, IdleConfig::Seconds(2.0));
+        let has = |key: &str, value: &str| config.has(key, &Value::String(value.to_owned()));
+        assert!(has("cache.ram_bytes", "3GiB") && has("cache.ram_bytes", "3072MiB"));
+        assert!(!has("cache.ram_bytes", "1GiB") && !has("cache.ram_byte", "3GiB"));
+        let error = load_over(&[Override::new("s: `set`", "cache.block_tokens", 1)], None, &[]).unwrap_err();
+        assert!(error.to_string().starts_with("s: `set`: `cache.block_tokens` is 1"), "{error}");
+    }
+
+    #[test]
+    fn a_session_sets_neither_model_nor_device_nor_folders() {
+        for key in ["cache.ram_bytes", "scheduler.max_sequences", "sampling.seed", "replay.clock"] {
+            assert!(session_may_set(key), "{key}");
+        }
+        for key in
+            ["model.path", "model.device", "cache.dir", "sim.seed", "mlx.memory_limit", "ui.theme", "cache"]
+        {
+            assert!(!session_may_set(key), "{key}");
+        }
     }
 
     #[test]

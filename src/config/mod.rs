@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::decode::Sampling;
 use crate::session::ReplayMode;
-pub use load::{ConfigError, Override, load};
+pub use load::{ConfigError, Override, load, load_over, session_may_set};
 
 /// A configuration file with every key, its default and what it means.
 pub const DEFAULTS: &str = include_str!("../../configs/default.toml");

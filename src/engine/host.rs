@@ -307,6 +307,7 @@ impl<'a> Host<'a> {
         let budget = max_output_tokens
             .or(turn.overrides.max_output_tokens)
             .unwrap_or(self.config.replay.max_output_tokens);
+        let predecessor = lane.predecessor(&turn);
         Submission {
             lane: self.active,
             turn: turn.number,
@@ -320,7 +321,7 @@ impl<'a> Host<'a> {
             max_output_tokens: budget.clamp(1, room.max(1)),
             sampling: turn.overrides.sampling.over(self.config.sampling),
             use_cache: turn.overrides.cache.unwrap_or(self.config.cache.enabled),
-            predecessor: lane.predecessor(turn.number),
+            predecessor,
         }
     }
 

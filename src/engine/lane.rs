@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::cache::restore::Predecessor;
+use crate::event::Source;
 use crate::session::{Message, Player, Role, Turn};
 
 /// Turns whose tokens are kept for comparison. A fork further back than this has no predecessor.
@@ -84,12 +85,17 @@ impl Lane {
         self.cut_at.is_some_and(|cut| self.player.turns_taken() >= cut)
     }
 
-    /// Records how a turn ended. A turn that computed nothing leaves the one before it to compare with.
+    /// Records how a turn ended. A turn that computed nothing, or that stands beside the history, leaves the one before it to
+    /// compare with.
     pub(super) fn ended(&mut self, text: &str, served: Option<Predecessor>) {
         self.player.reply(text);
-        text.clone_into(&mut self.last_reply);
+        let side = self.player.last_is_side();
+        if !side {
+            text.clone_into(&mut self.last_reply);
+        }
         let turn = self.player.turns_taken();
-        if let Some(served) = served.map(Arc::new).or_else(|| self.predecessor(turn)) {
+        let served = served.filter(|_| !side).map(Arc::new);
+        if let Some(served) = served.or_else(|| self.served_before(turn)) {
             self.served.insert(turn, served);
         }
         if self.served.len() > KEPT_PREDECESSORS {
@@ -97,8 +103,12 @@ impl Lane {
         }
     }
 
-    /// What the request of `turn` is compared with.
-    pub(super) fn predecessor(&self, turn: u32) -> Option<Arc<Predecessor>> {
+    /// The request before `turn` in its history. A side request has none.
+    pub(super) fn predecessor(&self, turn: &Turn) -> Option<Arc<Predecessor>> {
+        self.served_before(turn.number).filter(|_| turn.source != Source::Side)
+    }
+
+    fn served_before(&self, turn: u32) -> Option<Arc<Predecessor>> {
         self.served.get(&turn.checked_sub(1)?).cloned()
     }
 

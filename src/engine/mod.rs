@@ -19,11 +19,11 @@ use crate::cache::budget::{Budget, DeviceLimits};
 use crate::cache::{Cache, chain};
 use crate::config::{ClockKind, Config};
 use crate::device::ExecutorFacts;
-use crate::event::{Body, Identity, LaneId, RequestId, RunFacts, Sink, Stamp};
+use crate::event::{Body, Identity, LaneId, RequestId, RunFacts, SessionSetting, Sink, Stamp};
 use crate::ledger::Breakpoint;
 use crate::model::text::TextCodec;
 use crate::model::{Loaded, ModelError};
-use crate::session::{Message, Player, ReplayMode, Role, Session};
+use crate::session::{Message, Player, ReplayMode, Role, Session, Setting};
 use clock::Clock;
 use emitter::Emitter;
 pub use fault::{BadFault, Fault};
@@ -254,7 +254,13 @@ fn run_facts(config: &Config, session: &Session, facts: &ExecutorFacts) -> RunFa
         session: session.title.clone(),
         session_requests: session.requests.len() as u64,
         replay_mode: mode.to_owned(),
+        session_settings: session.settings.iter().map(|set| session_setting(config, set)).collect(),
     }
+}
+
+fn session_setting(config: &Config, setting: &Setting) -> SessionSetting {
+    let in_effect = config.has(&setting.key, &setting.value);
+    SessionSetting { setting: setting.to_string(), in_effect }
 }
 
 #[cfg(test)]

@@ -33,6 +33,7 @@ fn session(turns: usize) -> Session {
     let request = |n: usize| RequestSpec {
         name: format!("r{n}"),
         idle: Nanos::from_seconds(10.0),
+        side: false,
         rewrites: Vec::new(),
         append: vec![Message::text(
             Role::User,
@@ -44,6 +45,7 @@ fn session(turns: usize) -> Session {
     Session {
         title: "test".to_owned(),
         description: String::new(),
+        settings: Vec::new(),
         system: Some("You work on a Rust project. ".repeat(20)),
         tools: Vec::new(),
         requests: (1..=turns).map(request).collect(),

@@ -134,6 +134,18 @@ pub struct RunFacts {
     pub session_requests: u64,
     /// `recorded` or `live`.
     pub replay_mode: String,
+    /// The configuration that the session is meant for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub session_settings: Vec<SessionSetting>,
+}
+
+/// A value of the configuration that a session is meant for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionSetting {
+    /// `section.key=value`.
+    pub setting: String,
+    /// Whether the run has it: `false` where a file or an option set another value.
+    pub in_effect: bool,
 }
 
 /// Why a reply ended.

@@ -105,7 +105,7 @@ pub enum Source {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HistoryChange {
-    /// The first request of a lane that has no predecessor.
+    /// No request precedes it in its history: the first one of a lane's, and every side request.
     First,
     /// The previous prompt is a prefix of this one.
     Append,

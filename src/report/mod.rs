@@ -7,5 +7,5 @@ mod run;
 mod table;
 
 pub use number::{UNMEASURED, bytes, counted, or_dash, rate, seconds, signed_thousands, thousands};
-pub use run::{cut_line, request_table, run_line, summary};
+pub use run::{cut_line, request_table, run_line, settings_line, summary};
 pub use table::{Align, Table, printable};

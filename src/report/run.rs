@@ -1,7 +1,7 @@
 //! A run as a table: what `replay` prints, and `inspect` for a recording.
 
 use super::{Align, Table, counted, or_dash, rate, seconds, signed_thousands, thousands};
-use crate::event::{RunFacts, SnapshotsStored};
+use crate::event::{RunFacts, SessionSetting, SnapshotsStored};
 use crate::ledger::{Latency, Ledger, Row, SessionCutFacts};
 
 /// What ran on what, in one line.
@@ -25,6 +25,16 @@ pub fn run_line(facts: &RunFacts) -> String {
         "{session} · {model} {precision} · {device} {kernel} {} · {clock} clock · {replay_mode} · blocks of {block_tokens}{snapshots}",
         identity.word()
     )
+}
+
+/// What the session sets of the configuration, in one line; `None` where it sets nothing.
+pub fn settings_line(facts: &RunFacts) -> Option<String> {
+    let word = |SessionSetting { setting, in_effect }: &SessionSetting| match in_effect {
+        true => setting.clone(),
+        false => format!("{setting} (overridden)"),
+    };
+    let words: Vec<_> = facts.session_settings.iter().map(word).collect();
+    (!words.is_empty()).then(|| format!("set by the session: {}", words.join(" · ")))
 }
 
 /// Why a session was not replayed to its end, in one line.

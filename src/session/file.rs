@@ -9,6 +9,7 @@
 //! {"system":"You are a coding agent."}
 //! {"tools":[{"type":"function","function":{"name":"read_file","parameters":{"type":"object"}}}]}
 //! {"request":{"name":"r1","append":[{"role":"user","content":"What does main.rs do?"}],"reply":{"role":"assistant","content":"I will read it.","tool_calls":[{"id":"c1","name":"read_file","arguments":{"path":"src/main.rs"}}]},"max_output_tokens":32}}
+//! {"request":{"name":"title","side":true,"append":[{"role":"user","content":"Give this conversation a title."}],"max_output_tokens":8}}
 //! {"request":{"name":"r2","idle_s":12.5,"append":[{"role":"tool","tool_call_id":"c1","content":"fn main() {}"}],"reply":{"role":"assistant","content":"Nothing at all."}}}
 //! ```
 //!
@@ -16,6 +17,11 @@
 //!
 //! The **head** comes first: `escarp_session` is the version of the format, 1; `title` is required, `description` is
 //! not. A file with a higher version needs a newer escarp, and the reader says so.
+//!
+//! The head's `set` is the configuration that the session is meant for, for example
+//! `{"cache.snapshot_policy":"last"}`: it holds over the defaults, and a configuration file, `--set` and options hold over
+//! it. Keys of `[cache]`, `[scheduler]`, `[sampling]` and `[replay]` may be set, but for `cache.dir`: a session says how its
+//! requests are served, not on which model, on which device, or where files go.
 //!
 //! Each other line has exactly one of these keys:
 //!
@@ -41,10 +47,16 @@
 //! | `name` | text, unique in the file, at most 64 characters | required |
 //! | `append` | messages to append; the last one is from `user` or `tool` | required, unless a compaction gives the messages |
 //! | `idle_s` | seconds between the end of the reply before and this request | 0 |
+//! | `side` | `true`: a request beside the line of history, see below | `false` |
 //! | `reply` | the recorded reply, an assistant message | none: history takes what the model says |
 //! | `max_output_tokens` | reply tokens allowed | as configured |
 //! | `sampling` | `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`, `seed` | as configured |
 //! | `set` | `{"cache": false}`: the prefix cache is neither read nor written | as configured |
+//!
+//! A **side request** is what an agent asks beside its conversation: a title, a summary, a sub-agent's task. Its prompt is the
+//! system prompt and the tools as they stand and the messages it appends, nothing else. History goes on without it: neither
+//! its messages nor its reply become part of it, an `edit` cannot name it, and its tool results answer calls of its own
+//! messages only. What rewrites history cannot stand right in front of it.
 //!
 //! # Messages
 //!

@@ -9,8 +9,11 @@ mod bundled;
 pub mod file;
 mod player;
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
+use crate::config::Override;
 use crate::decode::SamplingOverride;
 use crate::event::Nanos;
 pub use bundled::{bundled, open};
@@ -128,6 +131,9 @@ pub struct RequestSpec {
     pub name: String,
     /// The idle gap before it.
     pub idle: Nanos,
+    /// Whether it stands beside the line of history: its prompt has the system prompt, the tools and the messages it appends, and history
+    /// goes on without those and without its reply. It rewrites nothing.
+    pub side: bool,
     /// How history is rewritten first, in order.
     pub rewrites: Vec<Rewrite>,
     /// The messages it appends.
@@ -138,6 +144,24 @@ pub struct RequestSpec {
     pub overrides: RequestOverrides,
 }
 
+/// A value of the configuration that a session is meant for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Setting {
+    /// The key, `section.key`; one that [`session_may_set`](crate::config::session_may_set).
+    pub key: String,
+    /// Its value: text, a number, or a truth value.
+    pub value: toml::Value,
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.value {
+            toml::Value::String(text) => write!(f, "{}={text}", self.key),
+            value => write!(f, "{}={value}", self.key),
+        }
+    }
+}
+
 /// A session: a head and its requests.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Session {
@@ -145,12 +169,22 @@ pub struct Session {
     pub title: String,
     /// What it shows, in a sentence or two.
     pub description: String,
+    /// The configuration it is meant for, over the defaults and below whatever else sets the same keys.
+    pub settings: Vec<Setting>,
     /// The system prompt it starts with.
     pub system: Option<String>,
     /// The tool definitions it starts with.
     pub tools: Vec<serde_json::Value>,
     /// The requests, in order; at least one.
     pub requests: Vec<RequestSpec>,
+}
+
+impl Session {
+    /// The session's settings for [`load_over`](crate::config::load_over); errors call the session `name`.
+    pub fn overrides(&self, name: &str) -> Vec<Override> {
+        let origin = format!("{name}: `set`");
+        self.settings.iter().map(|set| Override::new(&origin, &set.key, set.value.clone())).collect()
+    }
 }
 
 /// Which replies become history.

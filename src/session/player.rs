@@ -49,6 +49,8 @@ struct Standing {
     starts: Vec<Start>,
     /// The next request of the file.
     next: usize,
+    /// Whether a turn has become part of the history.
+    begun: bool,
 }
 
 /// A request of the file begins at message `at` of the history.
@@ -90,7 +92,7 @@ impl Player {
             tools: session.tools.clone(),
             messages: Vec::new(),
         };
-        let standing = Standing { conversation, starts: Vec::new(), next: 0 };
+        let standing = Standing { conversation, starts: Vec::new(), next: 0, begun: false };
         Player { session, mode, standing, taken: Vec::new(), edited: None }
     }
 
@@ -118,11 +120,18 @@ impl Player {
             .saturating_add(edited_injection)
     }
 
+    /// Whether the turn last taken stands beside the history.
+    pub fn last_is_side(&self) -> bool {
+        self.taken.last().is_some_and(|last| last.step.is_side(&self.session))
+    }
+
     /// The next turn, without taking it. `None` at the session's end.
     pub fn peek(&self) -> Option<Turn> {
         let step = self.upcoming()?;
         let mut standing = self.standing.clone();
-        standing.conversation.messages.extend(self.missing_reply());
+        if !self.last_is_side() {
+            standing.conversation.messages.extend(self.missing_reply());
+        }
         Some(standing.apply(&self.session, &step, self.turns_taken()))
     }
 
@@ -146,7 +155,8 @@ impl Player {
     }
 
     /// What the model said to the turn last taken. In recorded mode the recorded reply becomes history where
-    /// there is one; in live mode, or where there is none, `text` does. Ignored when that turn has its reply already.
+    /// there is one; in live mode, or where there is none, `text` does. Ignored when that turn has its reply already. The
+    /// reply to a side request becomes history in neither mode.
     ///
     /// An edited turn keeps the recorded reply of the request it replaces: the tool results that follow in the file
     /// answer that reply's calls.
@@ -160,7 +170,8 @@ impl Player {
 
     /// A player that stands before turn `number` of this one (1-based, at most the last taken), with that
     /// turn's appended messages replaced by `messages`; taking the next turn yields the edited one, with source
-    /// [`Source::Edit`] and change [`HistoryChange::Edit`]. The file's later requests follow it. `None` where there is no such turn.
+    /// [`Source::Edit`] and change [`HistoryChange::Edit`]. A side request stays one: its source is [`Source::Side`], edited or
+    /// not. The file's later requests follow it. `None` where there is no such turn.
     pub fn fork(&self, number: u32, messages: Vec<Message>) -> Option<Player> {
         let index = turn_index(number)?;
         let replaced = self.taken.get(index)?;
@@ -212,29 +223,104 @@ impl Player {
     }
 
     fn answer(&mut self, reply: Message) {
+        let side = self.last_is_side();
         if let Some(last) = self.taken.last_mut() {
             last.reply = Some(reply.clone());
-            self.standing.conversation.messages.push(reply);
+            if !side {
+                self.standing.conversation.messages.push(reply);
+            }
         }
+    }
+}
+
+/// What a step says, whatever the history it meets.
+struct Told<'a> {
+    name: String,
+    idle: Nanos,
+    rewrites: &'a [Rewrite],
+    append: &'a [Message],
+    overrides: RequestOverrides,
+}
+
+impl Step {
+    /// Whether it is one of the file's side requests.
+    fn is_side(&self, session: &Session) -> bool {
+        matches!(self.origin, Origin::File(index) if session.requests[index].side)
+    }
+
+    fn source(&self, session: &Session) -> Source {
+        match (&self.edit, &self.origin) {
+            _ if self.is_side(session) => Source::Side,
+            (Some(_), _) => Source::Edit,
+            (None, Origin::File(_)) => Source::Replay,
+            (None, Origin::Injected { .. }) => Source::Inject,
+        }
+    }
+
+    fn told<'a>(&'a self, session: &'a Session) -> Told<'a> {
+        let mut told = match &self.origin {
+            Origin::File(index) => {
+                let request = &session.requests[*index];
+                Told {
+                    name: request.name.clone(),
+                    idle: request.idle,
+                    rewrites: &request.rewrites,
+                    append: &request.append,
+                    overrides: request.overrides.clone(),
+                }
+            }
+            Origin::Injected { ordinal, messages, idle } => Told {
+                name: format!("inject {ordinal}"),
+                idle: *idle,
+                rewrites: &[],
+                append: messages,
+                overrides: RequestOverrides::default(),
+            },
+        };
+        if self.edit.is_some() {
+            told.name += " edited";
+        }
+        told
     }
 }
 
 impl Standing {
     /// Moves past `step`, which follows `turns_taken` turns.
     fn apply(&mut self, session: &Session, step: &Step, turns_taken: u32) -> Turn {
-        let (name, idle, rewrites, append, overrides) = match &step.origin {
-            Origin::File(index) => {
-                let request = &session.requests[*index];
-                let overrides = request.overrides.clone();
-                (request.name.clone(), request.idle, &request.rewrites[..], &request.append, overrides)
-            }
-            Origin::Injected { ordinal, messages, idle } => {
-                (format!("inject {ordinal}"), *idle, &[][..], messages, RequestOverrides::default())
-            }
+        let told = step.told(session);
+        if let Origin::File(index) = step.origin {
+            self.next = index + 1;
+        }
+        let (change, conversation, appended) = if step.is_side(session) {
+            let appended = step.edit.clone().unwrap_or_else(|| told.append.to_vec());
+            (HistoryChange::First, self.beside(appended.clone()), appended)
+        } else {
+            let (change, appended) = self.go_on(session, step, &told);
+            (change, self.conversation.clone(), appended)
         };
+        Turn {
+            number: turns_taken.saturating_add(1),
+            name: told.name,
+            source: step.source(session),
+            change: if step.edit.is_some() { HistoryChange::Edit } else { change },
+            idle: told.idle,
+            conversation,
+            appended,
+            overrides: told.overrides,
+        }
+    }
+
+    /// The conversation of a side request that says `messages`.
+    fn beside(&self, messages: Vec<Message>) -> Conversation {
+        let Conversation { system, tools, .. } = &self.conversation;
+        Conversation { system: system.clone(), tools: tools.clone(), messages }
+    }
+
+    /// Makes `step` a part of the history. Gives how history changed, and what the step appended.
+    fn go_on(&mut self, session: &Session, step: &Step, told: &Told<'_>) -> (HistoryChange, Vec<Message>) {
         let mut kept = self.conversation.messages.len();
         let mut change = HistoryChange::Append;
-        for rewrite in rewrites {
+        for rewrite in told.rewrites {
             let made = self.rewrite(session, rewrite);
             kept = kept.min(if made == HistoryChange::Compaction {
                 0
@@ -245,31 +331,18 @@ impl Standing {
         }
         if let Origin::File(index) = step.origin {
             self.starts.push(Start { request: index, at: kept });
-            self.next = index + 1;
         }
         match &step.edit {
             Some(edit) => {
                 self.conversation.messages.truncate(kept);
                 self.conversation.messages.extend_from_slice(edit);
             }
-            None => self.conversation.messages.extend_from_slice(append),
+            None => self.conversation.messages.extend_from_slice(told.append),
         }
-        let (source, change) = match (&step.edit, &step.origin) {
-            (Some(_), _) => (Source::Edit, HistoryChange::Edit),
-            (None, Origin::File(_)) => (Source::Replay, change),
-            (None, Origin::Injected { .. }) => (Source::Inject, change),
-        };
-        let first = turns_taken == 0 && source != Source::Edit;
-        Turn {
-            number: turns_taken.saturating_add(1),
-            name: if source == Source::Edit { format!("{name} edited") } else { name },
-            source,
-            change: if first { HistoryChange::First } else { change },
-            idle,
-            appended: self.conversation.messages[kept..].to_vec(),
-            conversation: self.conversation.clone(),
-            overrides,
+        if !std::mem::replace(&mut self.begun, true) {
+            change = HistoryChange::First;
         }
+        (change, self.conversation.messages[kept..].to_vec())
     }
 
     /// Carries out one rewrite and says what it did; a rewrite that alters nothing is an append. An edit that names a

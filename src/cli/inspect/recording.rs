@@ -8,7 +8,7 @@ use super::super::Failure;
 use super::super::output::Output;
 use crate::event::{RunFacts, record};
 use crate::ledger::{Ledger, Row, SessionCutFacts};
-use crate::report::{cut_line, printable, request_table, run_line, summary};
+use crate::report::{cut_line, printable, request_table, run_line, settings_line, summary};
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -46,6 +46,7 @@ pub(super) fn inspect(path: &Path, json: bool, output: &mut Output) -> Result<()
     }
     let mut text = ledger.run().map_or_else(|| "no run has started".to_owned(), run_line);
     let notes = [
+        ledger.run().and_then(settings_line),
         ledger.session_cut().map(cut_line),
         ledger.failure().map(|failure| format!("the engine failed: {failure}")),
         (!ledger.ended()).then(|| "the recording stops before the run's end".to_owned()),

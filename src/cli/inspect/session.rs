@@ -12,7 +12,7 @@ use crate::event::HistoryChange;
 use crate::model;
 use crate::model::text::TextCodec;
 use crate::report::{Align, Table, counted, or_dash, printable, seconds, thousands};
-use crate::session::{self, Message, Player, ReplayMode, Session};
+use crate::session::{self, Message, Player, ReplayMode, Session, Setting};
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -22,6 +22,8 @@ struct Facts {
     description: String,
     system_characters: usize,
     tools: usize,
+    /// The configuration it is meant for, as `section.key=value`.
+    set: Vec<String>,
     /// The model that counted the tokens; null where none did.
     tokenizer: Option<String>,
     requests: Vec<Request>,
@@ -32,6 +34,8 @@ struct Facts {
 struct Request {
     turn: u32,
     name: String,
+    /// Whether it stands beside the history.
+    side: bool,
     change: HistoryChange,
     idle_s: f64,
     /// Messages it appends.
@@ -43,7 +47,7 @@ struct Request {
     max_output_tokens: Option<u64>,
     /// Length of the whole prompt with recorded replies, tokens.
     prompt_tokens: Option<usize>,
-    /// Tokens the prompt shares with the one before it, from the start.
+    /// Tokens the prompt shares with the last one of the history before it, from the start.
     common_prefix_tokens: Option<usize>,
 }
 
@@ -71,17 +75,21 @@ fn facts(session: Session, counter: Option<(String, TextCodec)>) -> Result<Facts
     let session = Arc::new(session);
     let mut player = Player::new(Arc::clone(&session), ReplayMode::Recorded);
     let mut requests = Vec::new();
-    let mut before: Vec<u32> = Vec::new();
+    let mut before: Option<Vec<u32>> = None;
     for spec in &session.requests {
         let Some(turn) = player.take() else { break };
         let prompt = match &counter {
             Some((_, text)) => Some(text.render(&turn.conversation).map_err(Failure::input)?.tokens),
             None => None,
         };
-        let shared = |prompt: &Vec<u32>| prompt.iter().zip(&before).take_while(|(a, b)| a == b).count();
+        let shared = prompt
+            .as_ref()
+            .zip(before.as_ref())
+            .map(|(prompt, before)| prompt.iter().zip(before).take_while(|(a, b)| a == b).count());
         requests.push(Request {
             turn: turn.number,
             name: turn.name,
+            side: spec.side,
             change: turn.change,
             idle_s: turn.idle.seconds(),
             messages: turn.appended.len(),
@@ -89,9 +97,11 @@ fn facts(session: Session, counter: Option<(String, TextCodec)>) -> Result<Facts
             reply: spec.reply.is_some(),
             max_output_tokens: turn.overrides.max_output_tokens,
             prompt_tokens: prompt.as_ref().map(Vec::len),
-            common_prefix_tokens: prompt.as_ref().filter(|_| turn.number > 1).map(shared),
+            common_prefix_tokens: shared,
         });
-        before = prompt.unwrap_or_default();
+        if !spec.side {
+            before = prompt;
+        }
         player.reply("");
     }
     Ok(Facts {
@@ -100,6 +110,7 @@ fn facts(session: Session, counter: Option<(String, TextCodec)>) -> Result<Facts
         description: session.description.clone(),
         system_characters: session.system.as_deref().map_or(0, |text| text.chars().count()),
         tools: session.tools.len(),
+        set: session.settings.iter().map(Setting::to_string).collect(),
         tokenizer: counter.map(|(name, _)| name),
         requests,
     })
@@ -130,7 +141,7 @@ fn table(facts: &Facts) -> String {
         table.row([
             request.turn.to_string(),
             request.name.clone(),
-            change_word(request.change).to_owned(),
+            if request.side { "beside it" } else { change_word(request.change) }.to_owned(),
             seconds(request.idle_s),
             thousands(request.messages as u64),
             thousands(request.characters as u64),
@@ -143,8 +154,12 @@ fn table(facts: &Facts) -> String {
         Some(model) => format!("tokens counted by {}", printable(model)),
         None => "tokens not counted; add `--model PATH`".to_owned(),
     };
+    let set = match facts.set.as_slice() {
+        [] => String::new(),
+        set => format!("sets {}\n", printable(&set.join(" · "))),
+    };
     format!(
-        "session: {}\n{}\n{} · system prompt of {} · {} · {tokenizer}\n\n{table}",
+        "session: {}\n{}\n{set}{} · system prompt of {} · {} · {tokenizer}\n\n{table}",
         printable(&facts.title),
         printable(&facts.description),
         counted(facts.requests.len() as u64, "request"),

@@ -61,6 +61,17 @@ impl Field {
         }
     }
 
+    /// The entries of an object with keys of any name.
+    pub(super) fn entries(self) -> Checked<Vec<(String, Field)>> {
+        let Value::Object(map) = self.value else { return self.mismatch("an object") };
+        let entry = |(key, value): (String, Value)| {
+            let key = shortened(&key);
+            let path = format!("{}.{key}", self.path);
+            (key, Field { path, value })
+        };
+        Ok(map.into_iter().map(entry).collect())
+    }
+
     pub(super) fn list(self) -> Checked<Vec<Field>> {
         let Value::Array(values) = self.value else { return self.mismatch("a list") };
         let place = |index| format!("{}[{index}]", self.path);
@@ -89,6 +100,21 @@ impl Field {
 
     pub(super) fn truth(self) -> Checked<bool> {
         self.value.as_bool().map_or_else(|| self.mismatch("true or false"), Ok)
+    }
+
+    /// Text of at most `max` characters, a number, or a truth value.
+    pub(super) fn scalar(self, max: usize) -> Checked<toml::Value> {
+        let number = |n: &serde_json::Number| match n.as_i64() {
+            Some(whole) => Some(toml::Value::Integer(whole)),
+            None => n.as_f64().filter(|_| n.is_f64()).map(toml::Value::Float),
+        };
+        let value = match &self.value {
+            Value::Bool(truth) => Some(toml::Value::Boolean(*truth)),
+            Value::Number(n) => number(n),
+            Value::String(_) => return self.label(max).map(toml::Value::String),
+            Value::Null | Value::Array(_) | Value::Object(_) => None,
+        };
+        value.map_or_else(|| self.mismatch("text, a number, true or false"), Ok)
     }
 
     /// A whole number of at least `least`.

@@ -8,19 +8,22 @@ use super::fields::{Checked, Field, Object, Problem, listed, shortened};
 use super::history::History;
 use super::{MAX_LINE_BYTES, MAX_REQUESTS, VERSION};
 use crate::config::suggest::nearest;
+use crate::config::{self, Override};
 use crate::decode::SamplingOverride;
 use crate::event::Nanos;
-use crate::session::{Message, RequestOverrides, RequestSpec, Rewrite, Role, Session, ToolCall};
+use crate::session::{Message, RequestOverrides, RequestSpec, Rewrite, Role, Session, Setting, ToolCall};
 
 const LINES: [&str; 5] = ["system", "tools", "request", "edit", "compaction"];
-const HEAD: [&str; 3] = ["escarp_session", "title", "description"];
-const REQUEST: [&str; 7] = ["name", "idle_s", "append", "reply", "max_output_tokens", "sampling", "set"];
+const HEAD: [&str; 4] = ["escarp_session", "title", "description", "set"];
+const REQUEST: [&str; 8] =
+    ["name", "idle_s", "side", "append", "reply", "max_output_tokens", "sampling", "set"];
 const MESSAGE: [&str; 4] = ["role", "content", "tool_calls", "tool_call_id"];
 const CALL: [&str; 3] = ["id", "name", "arguments"];
 const SAMPLING: [&str; 6] = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"];
 
 const MAX_NAME_CHARS: usize = 64;
 const MAX_TITLE_CHARS: usize = 120;
+const MAX_SETTING_CHARS: usize = 120;
 /// A week: no agent waits longer, and nanoseconds of it are exact in an `f64`.
 const MAX_IDLE_S: f64 = 604_800.0;
 
@@ -73,9 +76,15 @@ struct Reading {
     /// Rewrites that wait for the next request, and the line of the first of them.
     rewrites: Vec<Rewrite>,
     rewrites_from: usize,
-    /// The line of each request, by name.
-    names: HashMap<String, usize>,
+    /// The requests so far, by name.
+    names: HashMap<String, Named>,
     history: History,
+}
+
+/// Where the request of a name stands, and whether it is a side request.
+struct Named {
+    line: usize,
+    side: bool,
 }
 
 impl Reading {
@@ -102,7 +111,9 @@ impl Reading {
         head.required("escarp_session")?.whole(1)?;
         let title = head.required("title")?.label(MAX_TITLE_CHARS)?;
         let description = head.optional("description").map(Field::text).transpose()?.unwrap_or_default();
-        let session = Session { title, description, system: None, tools: Vec::new(), requests: Vec::new() };
+        let settings = head.optional("set").map(settings).transpose()?.unwrap_or_default();
+        let session =
+            Session { title, description, settings, system: None, tools: Vec::new(), requests: Vec::new() };
         Ok(Reading {
             session,
             first_system: None,
@@ -190,7 +201,14 @@ impl Reading {
         let before = edit.required("before")?.text()?;
         if !self.history.contains(&before) {
             let (problem, remedy) = match self.names.get(&before) {
-                Some(line) => (
+                Some(Named { line, side: true }) => (
+                    format!(
+                        "request `{}` of line {line} is a side request, no part of the history",
+                        shortened(&before)
+                    ),
+                    "name a request of the history".into(),
+                ),
+                Some(Named { line, side: false }) => (
                     format!(
                         "request `{}` of line {line} is no longer part of the history here",
                         shortened(&before)
@@ -214,7 +232,7 @@ impl Reading {
     fn compaction(&mut self, field: Field) -> Checked<Rewrite> {
         let mut compaction = field.object(&["messages"])?;
         self.history.clear();
-        let messages = self.messages(compaction.required("messages")?)?;
+        let messages = messages(compaction.required("messages")?, &mut self.history)?;
         Ok(Rewrite::Compaction { messages })
     }
 
@@ -225,58 +243,41 @@ impl Reading {
         }
         let mut request = field.object(&REQUEST)?;
         let name = request.required("name")?.label(MAX_NAME_CHARS)?;
-        if let Some(line) = self.names.insert(name.clone(), number) {
+        let side = request.optional("side").map(Field::truth).transpose()?.unwrap_or_default();
+        if let Some(Named { line, .. }) = self.names.insert(name.clone(), Named { line: number, side }) {
             let problem = format!("`{name}` is the name of the request in line {line} already");
             return Err(Problem::new("request.name", problem, "give each request its own name"));
         }
-        let before = self.history.here();
-        let append =
-            request.optional("append").map(|field| self.messages(field)).transpose()?.unwrap_or_default();
-        self.check_end(&append)?;
-        self.history.open(&name, before);
+        if side && !self.rewrites.is_empty() {
+            let problem = format!("is true, but line {} rewrites the history", self.rewrites_from);
+            let remedy = "move the side request in front of that line, or behind the request that follows it";
+            return Err(Problem::new("request.side", problem, remedy));
+        }
+        // A side request begins a history of its own, which ends with it.
+        let mut aside = History::new();
+        let history = if side { &mut aside } else { &mut self.history };
+        let before = history.here();
+        let append = request.optional("append").map(|field| messages(field, history)).transpose()?;
+        let append = append.unwrap_or_default();
+        check_end(&append, self.rewrites.last())?;
+        history.open(&name, before);
         let reply = request.optional("reply").map(reply).transpose()?;
         match &reply {
-            Some(reply) => self.history.append(reply, "request.reply")?,
-            None => self.history.unknown_reply(),
+            Some(reply) => history.append(reply, "request.reply")?,
+            None => history.unknown_reply(),
         }
         let idle = request.optional("idle_s").map(|field| field.number(0.0, MAX_IDLE_S)).transpose()?;
         let overrides = overrides(&mut request)?;
         self.session.requests.push(RequestSpec {
             name,
             idle: Nanos::from_seconds(idle.unwrap_or_default()),
+            side,
             rewrites: std::mem::take(&mut self.rewrites),
             append,
             reply,
             overrides,
         });
         Ok(())
-    }
-
-    /// A prompt asks for a reply, so what it ends with is not one.
-    fn check_end(&self, append: &[Message]) -> Checked<()> {
-        let compacted = match self.rewrites.last() {
-            Some(Rewrite::Compaction { messages }) => messages.as_slice(),
-            _ => &[],
-        };
-        match append.last().or(compacted.last()) {
-            None => Err(Problem::new("request.append", "is empty", "append what the model is to answer")),
-            Some(last) if last.role == Role::Assistant => Err(Problem::new(
-                "request.append",
-                "ends with an assistant message, which leaves nothing to reply to",
-                "end it with a message from `user` or `tool`; the reply goes into `reply`",
-            )),
-            Some(_) => Ok(()),
-        }
-    }
-
-    fn messages(&mut self, field: Field) -> Checked<Vec<Message>> {
-        let read = |field: Field| {
-            let path = field.path.clone();
-            let message = message(field)?;
-            self.history.append(&message, &path)?;
-            Ok(message)
-        };
-        field.list()?.into_iter().map(read).collect()
     }
 
     fn finish(self) -> Result<Session, Located> {
@@ -295,6 +296,57 @@ impl Reading {
         }
         Ok(self.session)
     }
+}
+
+/// A prompt asks for a reply, so what it ends with is not one.
+fn check_end(append: &[Message], before: Option<&Rewrite>) -> Checked<()> {
+    let compacted = match before {
+        Some(Rewrite::Compaction { messages }) => messages.as_slice(),
+        _ => &[],
+    };
+    match append.last().or(compacted.last()) {
+        None => Err(Problem::new("request.append", "is empty", "append what the model is to answer")),
+        Some(last) if last.role == Role::Assistant => Err(Problem::new(
+            "request.append",
+            "ends with an assistant message, which leaves nothing to reply to",
+            "end it with a message from `user` or `tool`; the reply goes into `reply`",
+        )),
+        Some(_) => Ok(()),
+    }
+}
+
+/// The configuration the session is meant for, checked as if nothing else were set.
+fn settings(field: Field) -> Checked<Vec<Setting>> {
+    let path = field.path.clone();
+    let mut settings = Vec::new();
+    let mut overrides = Vec::new();
+    for (key, field) in field.entries()? {
+        let place = field.path.clone();
+        let value = field.scalar(MAX_SETTING_CHARS)?;
+        overrides.push(Override::new(&place, &key, value.clone()));
+        settings.push(Setting { key, value });
+    }
+    let place = |origin: String| if origin.starts_with(&path) { origin } else { path.clone() };
+    config::load_over(&overrides, None, &[])
+        .map_err(|error| Problem::new(&place(error.origin), error.problem, error.remedy))?;
+    match settings.iter().find(|setting| !config::session_may_set(&setting.key)) {
+        None => Ok(settings),
+        Some(Setting { key, .. }) => Err(Problem::new(
+            &format!("{path}.{key}"),
+            "is not for a session to set",
+            format!("remove it, and give `--set {key}=…` where the session is replayed"),
+        )),
+    }
+}
+
+fn messages(field: Field, history: &mut History) -> Checked<Vec<Message>> {
+    let read = |field: Field| {
+        let path = field.path.clone();
+        let message = message(field)?;
+        history.append(&message, &path)?;
+        Ok(message)
+    };
+    field.list()?.into_iter().map(read).collect()
 }
 
 fn tools(field: Field) -> Checked<Vec<Value>> {

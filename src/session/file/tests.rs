@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::*;
 use crate::decode::SamplingOverride;
 use crate::event::Nanos;
-use crate::session::{Message, RequestOverrides, RequestSpec, Rewrite, Role, ToolCall};
+use crate::session::{Message, RequestOverrides, RequestSpec, Rewrite, Role, Setting, ToolCall};
 
 const HEAD: &str = r#"{"escarp_session":1,"title":"t"}"#;
 const R1: &str = r#"{"request":{"name":"r1","append":[{"role":"user","content":"hi"}],"reply":{"role":"assistant","content":"yes","tool_calls":[{"id":"call_1","name":"ls"}]}}}"#;
@@ -30,9 +30,9 @@ fn the_example_of_the_documentation_is_a_session() {
         .map(|line| line.trim_start_matches("//! "))
         .collect();
     let session = parse_lines(&example).unwrap();
-    assert_eq!(session.requests.len(), 2);
-    assert_eq!(session.requests[1].idle, Nanos(12_500_000_000));
-    assert_eq!(session.requests[1].append[0].tool_call_id.as_deref(), Some("c1"));
+    assert_eq!(session.requests.iter().map(|r| r.side).collect::<Vec<_>>(), [false, true, false]);
+    assert_eq!(session.requests[2].idle, Nanos(12_500_000_000));
+    assert_eq!(session.requests[2].append[0].tool_call_id.as_deref(), Some("c1"));
 }
 
 #[test]
@@ -178,6 +178,50 @@ fn every_mistake_is_told_with_file_line_field_and_remedy() {
                 r#"{"compaction":{"messages":[]}}"#.into(),
                 r#"{"edit":{"before":"r1"}}"#.into(),
             ],
+        ),
+        (
+            "s.jsonl:3: `edit.before`: request `t` of line 2 is a side request, no part of the history; name a request of the history",
+            vec![
+                HEAD.into(),
+                R1.replace(r#""name":"r1""#, r#""name":"t","side":true"#),
+                r#"{"edit":{"before":"t"}}"#.into(),
+            ],
+        ),
+        (
+            "s.jsonl:4: `request.side`: is true, but line 3 rewrites the history; move the side request in front of that line, or behind the request that follows it",
+            vec![HEAD.into(), R1.into(), r#"{"system":"y"}"#.into(), request(r#""side":true"#)],
+        ),
+        (
+            "s.jsonl:2: `request.side`: is text; give true or false",
+            vec![HEAD.into(), request(r#""side":"yes""#)],
+        ),
+        (
+            "s.jsonl:3: `request.append[0]`: is a tool result, but the assistant message before it calls no tool; give that message `tool_calls`, or send the text as `user`",
+            vec![
+                HEAD.into(),
+                R1.into(),
+                r#"{"request":{"name":"t","side":true,"append":[{"role":"tool","tool_call_id":"call_1","content":"x"}]}}"#.into(),
+            ],
+        ),
+        (
+            "s.jsonl:1: `set.cache.ram_byte`: unknown key `cache.ram_byte`; did you mean `cache.ram_bytes`?",
+            vec![r#"{"escarp_session":1,"title":"t","set":{"cache.ram_byte":1}}"#.into()],
+        ),
+        (
+            "s.jsonl:1: `set.cache.ram_bytes`: is a list; give text, a number, true or false",
+            vec![r#"{"escarp_session":1,"title":"t","set":{"cache.ram_bytes":[1]}}"#.into()],
+        ),
+        (
+            "s.jsonl:1: `set.cache.block_tokens`: `cache.block_tokens` is 100, which is out of range; allowed is a multiple of 64 from 64 to 8192; the default is `256`",
+            vec![r#"{"escarp_session":1,"title":"t","set":{"replay.clock":"wall","cache.block_tokens":100}}"#.into()],
+        ),
+        (
+            "s.jsonl:1: `set.model.path`: is not for a session to set; remove it, and give `--set model.path=…` where the session is replayed",
+            vec![r#"{"escarp_session":1,"title":"t","set":{"model.path":"scarp"}}"#.into()],
+        ),
+        (
+            "s.jsonl:1: `set`: is text; give an object",
+            vec![r#"{"escarp_session":1,"title":"t","set":"cache.enabled=false"}"#.into()],
         ),
         (
             "s.jsonl:3: `request.name`: `r1` is the name of the request in line 2 already; give each request its own name",
@@ -345,6 +389,7 @@ fn sampling() -> impl Strategy<Value = SamplingOverride> {
 
 #[derive(Debug, Clone)]
 struct Draft {
+    side: bool,
     rewrite: u8,
     target: prop::sample::Index,
     append: Vec<Message>,
@@ -361,7 +406,7 @@ fn drafts() -> impl Strategy<Value = Vec<Draft>> {
         );
     let reply = proptest::option::of((any::<String>(), proptest::collection::vec(json_object(), 0..3)));
     let draft = (
-        0u8..10,
+        (proptest::bool::weighted(0.3), 0u8..10),
         any::<prop::sample::Index>(),
         proptest::collection::vec(text_message(Role::User), 1..3),
         reply,
@@ -370,7 +415,8 @@ fn drafts() -> impl Strategy<Value = Vec<Draft>> {
         any::<String>(),
     );
     proptest::collection::vec(
-        draft.prop_map(|(rewrite, target, append, reply, idle, overrides, text)| Draft {
+        draft.prop_map(|((side, rewrite), target, append, reply, idle, overrides, text)| Draft {
+            side,
             rewrite,
             target,
             append,
@@ -383,14 +429,32 @@ fn drafts() -> impl Strategy<Value = Vec<Draft>> {
     )
 }
 
+fn settings() -> impl Strategy<Value = Vec<Setting>> {
+    use toml::Value;
+    // JSON's reader is exact for numbers as short as people write them.
+    let hundredths = || (0u8..200).prop_map(|n| Value::Float(f64::from(n) / 100.0)).boxed();
+    let one = |key: &'static str, value: BoxedStrategy<Value>| {
+        proptest::option::of(value.prop_map(move |value| Setting { key: key.into(), value }))
+    };
+    let all = (
+        one("cache.enabled", any::<bool>().prop_map(Value::Boolean).boxed()),
+        one("cache.ram_bytes", (1i64..4096).prop_map(|mib| Value::String(format!("{mib}MiB"))).boxed()),
+        one("scheduler.max_sequences", (1i64..1024).prop_map(Value::Integer).boxed()),
+        one("sampling.temperature", hundredths()),
+        one("replay.idle", hundredths()),
+    );
+    all.prop_map(|(a, b, c, d, e)| [a, b, c, d, e].into_iter().flatten().collect())
+}
+
 /// Any session that the reader accepts: results answer the calls of the reply before, edits name what is in history.
-fn session_of(drafts: Vec<Draft>, system: Option<String>, title: String) -> Session {
+fn session_of(drafts: Vec<Draft>, settings: Vec<Setting>, system: Option<String>, title: String) -> Session {
     let mut requests: Vec<RequestSpec> = Vec::new();
     let mut in_history: Vec<(String, Vec<String>)> = Vec::new();
     let mut open: Vec<String> = Vec::new();
     for (n, draft) in drafts.into_iter().enumerate() {
         let mut rewrites = Vec::new();
         match draft.rewrite {
+            _ if draft.side => {}
             0 if !in_history.is_empty() => {
                 let cut = draft.target.index(in_history.len());
                 let (before, calls) = in_history.swap_remove(cut);
@@ -408,12 +472,12 @@ fn session_of(drafts: Vec<Draft>, system: Option<String>, title: String) -> Sess
             _ => {}
         }
         let name = format!("r{n}");
-        in_history.push((name.clone(), open.clone()));
         let result = |id: &String| Message {
             tool_call_id: Some(id.clone()),
             ..Message::text(Role::Tool, format!("result of {id}"))
         };
-        let append = open.iter().map(result).chain(draft.append).collect();
+        let results = open.iter().filter(|_| !draft.side).map(result);
+        let append = results.chain(draft.append).collect();
         let reply = draft.reply.map(|(content, calls)| Message {
             tool_calls: calls
                 .into_iter()
@@ -426,10 +490,15 @@ fn session_of(drafts: Vec<Draft>, system: Option<String>, title: String) -> Sess
                 .collect(),
             ..Message::text(Role::Assistant, content)
         });
-        open = reply.iter().flat_map(|reply| &reply.tool_calls).filter_map(|call| call.id.clone()).collect();
+        if !draft.side {
+            in_history.push((name.clone(), open));
+            let calls = reply.iter().flat_map(|reply| &reply.tool_calls);
+            open = calls.filter_map(|call| call.id.clone()).collect();
+        }
         requests.push(RequestSpec {
             name,
             idle: Nanos(draft.idle),
+            side: draft.side,
             rewrites,
             append,
             reply,
@@ -437,7 +506,7 @@ fn session_of(drafts: Vec<Draft>, system: Option<String>, title: String) -> Sess
         });
     }
     let tools = vec![json!({"type": "function", "function": {"name": "z", "a": 1}}), json!({"name": "a"})];
-    Session { title, description: String::new(), system, tools, requests }
+    Session { title, description: String::new(), settings, system, tools, requests }
 }
 
 proptest! {
@@ -446,10 +515,11 @@ proptest! {
     #[test]
     fn what_is_written_reads_back_equal(
         drafts in drafts(),
+        settings in settings(),
         system in proptest::option::of(any::<String>()),
         title in "t[^\\p{C}]{0,20}",
     ) {
-        let session = session_of(drafts, system, title);
+        let session = session_of(drafts, settings, system, title);
         let text = write(&session);
         let back = parse(&text, Path::new("s.jsonl")).map_err(|e| TestCaseError::fail(e.to_string()))?;
         prop_assert_eq!(&back, &session);

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::VERSION;
 use crate::decode::SamplingOverride;
-use crate::session::{Message, Rewrite, Role, Session, ToolCall};
+use crate::session::{Message, Rewrite, Role, Session, Setting, ToolCall};
 
 /// The session as a file: [`parse`](super::parse) of the text gives an equal session, provided that it could be read
 /// at all (names unique, edits naming requests in history, …) and that no message is marked as injected, for which the
@@ -16,7 +16,12 @@ pub fn write(session: &Session) -> String {
         text.push_str(&serde_json::to_string(line).unwrap_or_default());
         text.push('\n');
     };
-    line(&Line::Head { escarp_session: VERSION, title: &session.title, description: &session.description });
+    line(&Line::Head {
+        escarp_session: VERSION,
+        title: &session.title,
+        description: &session.description,
+        set: session.settings.iter().map(as_entry).collect(),
+    });
     if let Some(system) = &session.system {
         line(&Line::System { system });
     }
@@ -38,6 +43,7 @@ pub fn write(session: &Session) -> String {
             request: Box::new(RequestLine {
                 name: &request.name,
                 idle_s: request.idle.seconds(),
+                side: request.side,
                 append: as_lines(&request.append),
                 reply: request.reply.as_ref().map(MessageLine::from),
                 max_output_tokens: request.overrides.max_output_tokens,
@@ -57,6 +63,8 @@ enum Line<'a> {
         title: &'a str,
         #[serde(skip_serializing_if = "str::is_empty")]
         description: &'a str,
+        #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
+        set: serde_json::Map<String, serde_json::Value>,
     },
     System {
         system: &'a str,
@@ -90,6 +98,8 @@ struct RequestLine<'a> {
     name: &'a str,
     #[serde(skip_serializing_if = "is_zero")]
     idle_s: f64,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    side: bool,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     append: Vec<MessageLine<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -130,6 +140,11 @@ impl<'a> From<&'a Message> for MessageLine<'a> {
 
 fn as_lines(messages: &[Message]) -> Vec<MessageLine<'_>> {
     messages.iter().map(MessageLine::from).collect()
+}
+
+fn as_entry(setting: &Setting) -> (String, serde_json::Value) {
+    // Settings are scalars, which both formats have.
+    (setting.key.clone(), serde_json::to_value(&setting.value).unwrap_or_default())
 }
 
 fn is_zero(seconds: &f64) -> bool {

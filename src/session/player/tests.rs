@@ -14,6 +14,7 @@ fn request(name: &str, rewrites: Vec<Rewrite>, reply: Option<&str>) -> super::su
     super::super::RequestSpec {
         name: name.into(),
         idle: Nanos::from_seconds(1.5),
+        side: false,
         rewrites,
         append: vec![user(&format!("ask {name}"))],
         reply: reply.map(assistant),
@@ -25,6 +26,7 @@ fn session(requests: Vec<super::super::RequestSpec>) -> Arc<Session> {
     Arc::new(Session {
         title: "t".into(),
         description: String::new(),
+        settings: Vec::new(),
         system: Some("be brief".into()),
         tools: vec![serde_json::json!({"name": "read_file"})],
         requests,
@@ -232,6 +234,74 @@ fn the_first_turn_can_be_edited() {
     assert_eq!((edited.number, edited.change, texts(&edited)), (1, HistoryChange::Edit, vec!["instead"]));
 }
 
+fn with_sides() -> Arc<Session> {
+    let side = |name: &str| super::super::RequestSpec { side: true, ..request(name, vec![], Some("aside")) };
+    session(vec![
+        side("s1"),
+        request("r1", vec![], Some("one")),
+        side("s2"),
+        request("r2", vec![Rewrite::System("be thorough".into())], None),
+        side("s3"),
+        request("r3", vec![], None),
+    ])
+}
+
+#[test]
+fn history_goes_on_without_side_requests_and_their_replies() {
+    for mode in [ReplayMode::Recorded, ReplayMode::Live] {
+        let mut player = Player::new(with_sides(), mode);
+        let turns: Vec<Turn> = std::iter::from_fn(|| {
+            let peeked = player.peek();
+            let turn = player.take()?;
+            assert_eq!(peeked.as_ref(), Some(&turn));
+            assert_eq!(player.last_is_side(), turn.source == Source::Side);
+            // Whether a reply was given makes no difference to what follows a side request.
+            if turn.number != 3 {
+                player.reply(&format!("said at {}", turn.number));
+            }
+            Some(turn)
+        })
+        .collect();
+        let one = if mode == ReplayMode::Recorded { "one" } else { "said at 2" };
+        let main = ["ask r1", one, "ask r2", "said at 4", "ask r3"];
+        let wanted: [&[&str]; 6] = [&["ask s1"], &main[..1], &["ask s2"], &main[..3], &["ask s3"], &main];
+        assert_eq!(turns.iter().map(texts).collect::<Vec<_>>(), wanted, "{mode:?}");
+        use HistoryChange::{Append, First, SystemChange};
+        let changes: Vec<_> = turns.iter().map(|turn| turn.change).collect();
+        assert_eq!(changes, [First, First, First, SystemChange, First, Append]);
+        assert_eq!(turns.iter().map(|turn| turn.number).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
+        let systems = turns.iter().map(|turn| turn.conversation.system.as_deref().unwrap());
+        assert_eq!(systems.collect::<Vec<_>>()[2..5], ["be brief", "be thorough", "be thorough"]);
+        assert!(turns.iter().all(|turn| turn.conversation.tools == turns[0].conversation.tools));
+    }
+}
+
+#[test]
+fn an_injected_turn_after_a_side_request_goes_on_with_the_history() {
+    let mut player = Player::new(with_sides(), ReplayMode::Recorded);
+    for _ in 0..3 {
+        player.take();
+        player.reply("");
+    }
+    assert_eq!(texts(&player.inject(vec![user("and?")], Nanos(0))), ["ask r1", "one", "and?"]);
+}
+
+#[test]
+fn a_forked_side_request_stays_beside_the_history() {
+    let mut player = Player::new(with_sides(), ReplayMode::Recorded);
+    for _ in 0..4 {
+        player.take();
+        player.reply("said");
+    }
+    let mut fork = player.fork(3, vec![user("rather this")]).unwrap();
+    assert_eq!((fork.turns_taken(), fork.turns_known()), (2, 6));
+    let edited = fork.take().unwrap();
+    assert_eq!((edited.name.as_str(), texts(&edited)), ("s2 edited", vec!["rather this"]));
+    assert_eq!((edited.source, edited.change), (Source::Side, HistoryChange::Edit));
+    fork.reply("said");
+    assert_eq!(texts(&fork.take().unwrap()), ["ask r1", "one", "ask r2"]);
+}
+
 /// What a researcher can do to a lane.
 #[derive(Debug, Clone)]
 enum Action {
@@ -257,18 +327,19 @@ fn sessions() -> impl Strategy<Value = Arc<Session>> {
         any::<prop::sample::Index>().prop_map(|i| (2, i)),
         any::<prop::sample::Index>().prop_map(|i| (3, i)),
     ];
-    let spec = (proptest::option::weighted(0.3, rewrite), any::<bool>());
+    let spec = (proptest::option::weighted(0.3, rewrite), any::<bool>(), proptest::bool::weighted(0.3));
     proptest::collection::vec(spec, 1..12).prop_map(|specs| {
         let mut requests: Vec<super::super::RequestSpec> = Vec::new();
-        for (n, (rewrite, recorded)) in specs.into_iter().enumerate() {
-            let rewrites = match rewrite.filter(|_| n > 0) {
+        for (n, (rewrite, recorded, side)) in specs.into_iter().enumerate() {
+            let rewrites = match rewrite.filter(|_| n > 0 && !side) {
                 Some((0, index)) => vec![Rewrite::Edit { before: requests[index.index(n)].name.clone() }],
                 Some((1, _)) => vec![Rewrite::Compaction { messages: vec![user(&format!("summary {n}"))] }],
                 Some((2, _)) => vec![Rewrite::System(format!("system {n}"))],
                 Some((_, _)) => vec![Rewrite::Tools(vec![serde_json::json!({ "name": format!("t{n}") })])],
                 None => vec![],
             };
-            requests.push(request(&format!("r{n}"), rewrites, recorded.then_some("recorded")));
+            let request = request(&format!("r{n}"), rewrites, recorded.then_some("recorded"));
+            requests.push(super::super::RequestSpec { side, ..request });
         }
         session(requests)
     })
@@ -281,9 +352,15 @@ struct Lane {
 }
 
 impl Lane {
-    /// Turn N's conversation and reply begin turn N+1's, unless the session rewrote history in between.
+    /// Turn N's conversation and reply begin turn N+1's, unless the session rewrote history in between. Side requests are not
+    /// counted, and carry their own messages only.
     fn check(&self, next: &Turn) {
-        let Some((previous, reply)) = self.turns.last() else {
+        if next.source == Source::Side {
+            assert_eq!(next.conversation.messages, next.appended);
+            assert!(matches!(next.change, HistoryChange::First | HistoryChange::Edit));
+            return;
+        }
+        let Some((previous, reply)) = self.turns.iter().rfind(|(turn, _)| turn.source != Source::Side) else {
             assert!(matches!(next.change, HistoryChange::First | HistoryChange::Edit));
             return;
         };
@@ -343,7 +420,8 @@ proptest! {
                     player = fork.unwrap();
                     lane.turns.truncate(number - 1);
                     let turn = player.take().unwrap();
-                    prop_assert_eq!(turn.source, Source::Edit);
+                    let side = session.requests.iter().any(|r| r.side && turn.name == format!("{} edited", r.name));
+                    prop_assert_eq!(turn.source, if side { Source::Side } else { Source::Edit });
                     turn
                 }
                 Action::Fork(_) => continue,

@@ -67,6 +67,7 @@ impl Run {
                 session: "tools-change".into(),
                 session_requests: 12,
                 replay_mode: "recorded".into(),
+                session_settings: Vec::new(),
             })),
         );
         let opened = Body::LaneOpened { parent: None, at_turn: None, title: "tools-change".into() };
