@@ -11,40 +11,71 @@ pub struct Boundaries {
     pub block_tokens: usize,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// The last boundary that the prompt shares with an earlier sequence which goes on differently; `None` where there is no such
+    /// sequence.
+    pub branch: Option<usize>,
 }
 
 impl Boundaries {
     /// Whether the state after `position` tokens is to be captured.
     pub fn captures(&self, position: usize) -> bool {
         let boundary = position > 0 && position.is_multiple_of(self.block_tokens);
+        let last = || position == self.last_of_prompt() || self.in_reply(position);
         boundary
             && match self.policy {
                 SnapshotPolicy::None => false,
-                SnapshotPolicy::Every => true,
-                SnapshotPolicy::Last => position == self.last_of_prompt() || self.in_reply(position),
+                SnapshotPolicy::Every(_) => position.is_multiple_of(self.stride()),
+                SnapshotPolicy::Last => last(),
+                SnapshotPolicy::Branch => self.is_branch(position) || last(),
             }
     }
 
-    /// Whether a capture at the boundary `earlier` is worth nothing any more once `later` is captured: under `last`, only
-    /// the last one of the reply is kept.
+    /// Whether a capture at the boundary `earlier` is worth nothing any more once `later` is captured: of a reply `last` keeps the last
+    /// one only, and `branch` does of the whole sequence, but for the branch point.
     pub fn supersedes(&self, later: usize, earlier: usize) -> bool {
-        self.policy == SnapshotPolicy::Last && earlier < later && self.in_reply(earlier)
+        earlier < later
+            && match self.policy {
+                SnapshotPolicy::Every(_) | SnapshotPolicy::None => false,
+                SnapshotPolicy::Last => self.in_reply(earlier),
+                SnapshotPolicy::Branch => !self.is_branch(earlier),
+            }
     }
 
     /// Whether, with room for one of them only, a capture at `later` is worth more than one at `earlier`. The next prompt may
-    /// depart from the reply, so under `last` the prompt's own capture is worth most.
+    /// depart from the reply, so under `last` the prompt's own capture is worth most, and under `branch` the branch point's.
     pub fn replaces(&self, later: usize, earlier: usize) -> bool {
-        earlier < later && (self.policy == SnapshotPolicy::Every || self.in_reply(earlier))
+        earlier < later
+            && match self.policy {
+                SnapshotPolicy::Every(_) => true,
+                SnapshotPolicy::Last | SnapshotPolicy::None => self.in_reply(earlier),
+                SnapshotPolicy::Branch => !self.is_branch(earlier),
+            }
     }
 
     /// The next boundary of the prompt behind `position` that is to be captured: a prefill chunk must end there.
     pub fn next_in_prompt(&self, position: usize) -> Option<usize> {
-        let next = match self.policy {
-            SnapshotPolicy::None => return None,
-            SnapshotPolicy::Every => (position / self.block_tokens + 1) * self.block_tokens,
-            SnapshotPolicy::Last => self.last_of_prompt(),
-        };
-        (next > position && next < self.prompt_tokens).then_some(next)
+        let ahead = |boundary: &usize| *boundary > position && *boundary < self.prompt_tokens;
+        match self.policy {
+            SnapshotPolicy::None => None,
+            SnapshotPolicy::Every(_) => Some((position / self.stride() + 1) * self.stride()).filter(ahead),
+            SnapshotPolicy::Last => Some(self.last_of_prompt()).filter(ahead),
+            SnapshotPolicy::Branch => {
+                let points = self.branch.into_iter().chain([self.last_of_prompt()]);
+                points.filter(|point| self.captures(*point)).filter(ahead).min()
+            }
+        }
+    }
+
+    /// Tokens between the boundaries that `every` captures.
+    fn stride(&self) -> usize {
+        match self.policy {
+            SnapshotPolicy::Every(blocks) => self.block_tokens.saturating_mul(blocks.get() as usize),
+            _ => self.block_tokens,
+        }
+    }
+
+    fn is_branch(&self, position: usize) -> bool {
+        self.branch == Some(position)
     }
 
     /// The prompt's last boundary from which its last token can still be computed.
@@ -61,32 +92,46 @@ impl Boundaries {
 mod tests {
     use super::*;
 
-    fn captured(policy: SnapshotPolicy, prompt_tokens: usize) -> Vec<usize> {
-        let boundaries = Boundaries { policy, block_tokens: 4, prompt_tokens };
-        (0..22).filter(|position| boundaries.captures(*position)).collect()
+    const POLICIES: [&str; 6] = ["every", "every:3", "last", "branch", "none", "every:100"];
+
+    fn boundaries(policy: &str, prompt_tokens: usize, branch: Option<usize>) -> Boundaries {
+        let policy = SnapshotPolicy::parse(policy).unwrap();
+        Boundaries { policy, block_tokens: 4, prompt_tokens, branch }
+    }
+
+    fn captured(policy: &str, prompt_tokens: usize, branch: Option<usize>) -> Vec<usize> {
+        let boundaries = boundaries(policy, prompt_tokens, branch);
+        (0..26).filter(|position| boundaries.captures(*position)).collect()
     }
 
     #[test]
     fn a_policy_chooses_boundaries() {
-        assert_eq!(captured(SnapshotPolicy::Every, 10), [4, 8, 12, 16, 20]);
-        assert_eq!(captured(SnapshotPolicy::Last, 10), [8, 12, 16, 20]);
-        assert_eq!(captured(SnapshotPolicy::Last, 12), [8, 12, 16, 20], "a full prompt ends a block");
-        assert_eq!(captured(SnapshotPolicy::Last, 3), [4, 8, 12, 16, 20]);
-        assert_eq!(captured(SnapshotPolicy::None, 10), [0; 0]);
+        assert_eq!(captured("every", 10, None), [4, 8, 12, 16, 20, 24]);
+        assert_eq!(captured("every:3", 10, None), [12, 24]);
+        assert_eq!(captured("last", 10, None), [8, 12, 16, 20, 24]);
+        assert_eq!(captured("last", 12, None), [8, 12, 16, 20, 24], "a full prompt ends a block");
+        assert_eq!(captured("last", 3, None), [4, 8, 12, 16, 20, 24]);
+        assert_eq!(captured("branch", 18, Some(8)), [8, 16, 20, 24]);
+        assert_eq!(captured("branch", 18, None), [16, 20, 24]);
+        assert_eq!(captured("none", 10, Some(8)), [0; 0]);
     }
 
     #[test]
-    fn of_a_reply_only_the_last_capture_is_kept_under_last() {
-        let last = Boundaries { policy: SnapshotPolicy::Last, block_tokens: 4, prompt_tokens: 10 };
+    fn what_a_later_capture_makes_worthless_depends_on_the_policy() {
+        let last = boundaries("last", 10, None);
         assert!(last.supersedes(16, 12) && !last.supersedes(16, 8));
-        assert!(!Boundaries { policy: SnapshotPolicy::Every, ..last }.supersedes(16, 12));
+        assert!(!boundaries("every", 10, None).supersedes(16, 12));
+        let branch = boundaries("branch", 18, Some(8));
+        assert!(branch.supersedes(20, 16) && !branch.supersedes(20, 8) && !branch.replaces(16, 8));
     }
 
     #[test]
     fn chunks_end_where_something_is_captured() {
-        for policy in [SnapshotPolicy::Every, SnapshotPolicy::Last, SnapshotPolicy::None] {
-            for prompt_tokens in 1..20 {
-                let boundaries = Boundaries { policy, block_tokens: 4, prompt_tokens };
+        for policy in POLICIES {
+            for (prompt_tokens, branch) in
+                (1..20).flat_map(|n| [(n, None), (n, Some(4)), (n, Some(n / 4 * 4))])
+            {
+                let boundaries = boundaries(policy, prompt_tokens, branch);
                 let mut position = 0;
                 let mut stops = Vec::new();
                 while let Some(next) = boundaries.next_in_prompt(position) {

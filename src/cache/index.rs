@@ -18,8 +18,10 @@ use crate::event::{RequestId, Route, Stamp};
 pub struct Provenance {
     /// The request.
     pub written_by: RequestId,
-    /// Engine-clock time.
-    pub written_at: Stamp,
+    /// Whether that was a request of an earlier run.
+    pub earlier_run: bool,
+    /// Engine-clock time; `None` where this run's clock did not see it.
+    pub written_at: Option<Stamp>,
     /// The route by which the state was computed.
     pub route: Route,
 }
@@ -51,8 +53,8 @@ impl Endpoint {
 pub struct Dropped {
     /// When.
     pub at: Stamp,
-    /// The request that needed its slot.
-    pub for_request: RequestId,
+    /// The request that needed its slot; `None` where it was dropped by hand.
+    pub for_request: Option<RequestId>,
 }
 
 /// A block that is held.
@@ -210,6 +212,15 @@ impl PrefixIndex {
         if let Some(entry) = self.entries.get_mut(&hash) {
             entry.endpoint = Endpoint::Dropped(dropped);
         }
+        Some(slot)
+    }
+
+    /// Drops the snapshot of one block. Gives its slot, whose hold passes to the caller.
+    pub fn drop_snapshot_of(&mut self, hash: &BlockHash, dropped: Dropped) -> Option<SlotRef> {
+        let entry = self.entries.get_mut(hash)?;
+        let slot = entry.endpoint.snapshot()?;
+        self.snapshots_by_use.remove(&entry.snapshot_used);
+        entry.endpoint = Endpoint::Dropped(dropped);
         Some(slot)
     }
 

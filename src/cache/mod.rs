@@ -2,8 +2,9 @@
 //!
 //! A prompt is split into whole blocks. [`chain`] names each block by a hash over its tokens and everything before
 //! it; [`pool`] counts who holds a page or a slot of state, and [`budget`] says how many of each there may be; [`index`]
-//! remembers which block's state lives in which page, who wrote it, and what was evicted; [`restore`] turns a lookup into
-//! the counts and the named losses a reader sees. [`Cache`] ties them together and is the only owner of pages and slots.
+//! remembers which block's state lives in which page, who wrote it, and what was evicted; [`tier`] keeps blocks and snapshots on the
+//! disk. [`lookup`] finds what the two hold of a prompt and decides where it starts; [`restore`] turns that into the counts and the named
+//! losses a reader sees, with the help of what was [`served`] before. [`Cache`] ties them together and is the only owner of pages and slots.
 //!
 //! Attention layers are sliceable: their state at any block's end is in the pages up to it. Recurrent layers are not: their
 //! state at a block's end exists only where it was captured ([`boundary`] says where that is), as a snapshot in a slot.
@@ -14,16 +15,20 @@ pub mod boundary;
 pub mod budget;
 pub mod chain;
 pub mod index;
+pub mod lookup;
 pub mod pool;
 pub mod restore;
+pub mod served;
 pub mod tier;
 
 use crate::device::{PageId, SlotId};
 use crate::event::{RequestId, Route, Stamp};
 use budget::{Budget, DeviceLimits};
 use chain::{BlockHash, Identity};
-use index::{Dropped, Endpoint, Evicted, Eviction, PrefixIndex, Provenance, Removed};
+use index::{Dropped, Evicted, Eviction, PrefixIndex, Provenance, Removed};
+use lookup::Candidate;
 use pool::{PageRef, Pool, SlotRef};
+use tier::{Place, Tier};
 
 /// Running requests hold all the state there may be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -82,17 +87,6 @@ pub struct StaleState {
     pub found: u32,
 }
 
-/// Blocks of a prompt found in the cache, in order from the first.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Found {
-    /// The page of each block.
-    pub pages: Vec<PageRef>,
-    /// What each block has of the recurrent state at its end.
-    pub endpoints: Vec<Endpoint>,
-    /// Who wrote each block.
-    pub provenance: Vec<Provenance>,
-}
-
 /// Recurrent state at the end of a sequence's block, held by the sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Captured {
@@ -126,6 +120,9 @@ pub struct Cache {
     /// Slots in use as live state of running sequences; all others in use hold snapshots.
     live_slots: usize,
     index: PrefixIndex,
+    tier: Option<Tier>,
+    /// The run's name in files of the tier.
+    run: String,
     evictions: u64,
     dropped_snapshots: u64,
 }
@@ -142,6 +139,8 @@ impl Cache {
             slots: Pool::default(),
             live_slots: 0,
             index: PrefixIndex::default(),
+            tier: None,
+            run: String::new(),
             evictions: 0,
             dropped_snapshots: 0,
         }
@@ -222,21 +221,38 @@ impl Cache {
         chain::hashes(self.root, tokens, self.block_tokens)
     }
 
-    /// Looks `tokens` up from the first block on and marks what is found as just used. The pages stay the cache's;
-    /// [`Cache::hold`] what is to be used.
-    pub fn find(&mut self, tokens: &[u32]) -> Found {
-        let mut found = Found::default();
-        let mut held = Vec::new();
-        for (hash, block) in self.hashes(tokens).into_iter().zip(tokens.chunks_exact(self.block_tokens)) {
-            // Equal hashes are not taken for equal tokens: a restored block must be the prompt's own.
-            let Some(entry) = self.index.get(&hash).filter(|entry| entry.tokens[..] == *block) else { break };
-            found.pages.push(entry.page);
-            found.endpoints.push(entry.endpoint);
-            found.provenance.push(entry.provenance);
-            held.push(hash);
+    /// Keeps blocks and snapshots in a tier on disk as well, under this run's name.
+    pub fn attach_tier(&mut self, tier: Tier, run: String) {
+        self.tier = Some(tier);
+        self.run = run;
+    }
+
+    /// The tier on disk.
+    pub fn tier(&self) -> Option<&Tier> {
+        self.tier.as_ref()
+    }
+
+    /// The same, to be changed.
+    pub fn tier_mut(&mut self) -> Option<&mut Tier> {
+        self.tier.as_mut()
+    }
+
+    /// The run's name in files of the tier; empty without one.
+    pub fn run(&self) -> &str {
+        &self.run
+    }
+
+    /// Marks a chain, first block first, as just used.
+    pub fn touch(&mut self, chain: &[BlockHash]) {
+        self.index.touch_chain(chain);
+        if let Some(tier) = &mut self.tier {
+            tier.touch(chain);
         }
-        self.index.touch_chain(&held);
-        found
+    }
+
+    /// Who wrote a held block.
+    pub fn provenance(&self, hash: &BlockHash) -> Option<Provenance> {
+        Some(self.index.get(hash)?.provenance)
     }
 
     /// What is known about the eviction of a block, if it was evicted.
@@ -353,7 +369,7 @@ impl Cache {
             return self.slots.reuse().or_else(|| self.slots.grow());
         }
         let pool = &self.slots;
-        let dropped = Dropped { at: now, for_request: request };
+        let dropped = Dropped { at: now, for_request: Some(request) };
         let slot = self.index.drop_snapshot(dropped, |slot| pool.holders(slot) == 1)?;
         self.slots.release(slot);
         self.dropped_snapshots += 1;
@@ -386,7 +402,8 @@ impl Cache {
         for ((hash, block), page) in hashes.iter().zip(tokens.chunks_exact(self.block_tokens)).zip(pages) {
             if self.index.get(hash).is_none() {
                 self.pages.hold(*page);
-                let provenance = Provenance { written_by: request, written_at: now, route };
+                let provenance =
+                    Provenance { written_by: request, earlier_run: false, written_at: Some(now), route };
                 self.index.insert(*hash, parent, *page, block.into(), provenance);
                 new_blocks += 1;
             }
@@ -404,13 +421,26 @@ impl Cache {
         StoreOutcome { new_blocks, new_snapshots }
     }
 
-    /// Tokens of the longest prefix of `tokens` that can be restored, a block multiple.
+    /// Puts a block that came back from the tier into the index; its state is in `page`, which somebody holds. Touch its chain afterwards.
+    pub fn adopt_block(&mut self, place: &Place, page: PageRef, tokens: &[u32], provenance: Provenance) {
+        if self.index.get(&place.hash).is_none() {
+            self.pages.hold(page);
+            self.index.insert(place.hash, place.parent, page, tokens.into(), provenance);
+        }
+    }
+
+    /// Puts a snapshot that came back from the tier at the end of a held block; its state is in `slot`, which somebody holds.
+    pub fn adopt_snapshot(&mut self, hash: &BlockHash, slot: SlotRef) {
+        if self.index.attach_snapshot(hash, slot) {
+            self.slots.hold(slot);
+        }
+    }
+
+    /// Tokens of the longest prefix of `tokens` that can be restored from any tier, a block multiple.
     pub fn restorable_prefix(&self, tokens: &[u32]) -> usize {
-        let held = self.hashes(tokens).into_iter().map_while(|hash| self.index.get(&hash));
-        let restorable =
-            |(_, entry): &(usize, &index::Entry)| !self.is_recurrent() || entry.endpoint.snapshot().is_some();
-        let deepest = held.enumerate().filter(restorable).last();
-        deepest.map_or(0, |(block, _)| (block + 1) * self.block_tokens)
+        let found = self.look_up(tokens);
+        let restorable = |candidate: &Candidate| !self.is_recurrent() || candidate.end.is_real();
+        found.blocks.iter().rposition(restorable).map_or(0, |block| (block + 1) * self.block_tokens)
     }
 
     /// Drops every block that no running request uses. Gives how many. What the device refused to hold it will be asked for again, as
@@ -439,6 +469,31 @@ impl Cache {
         for removed in self.index.remove_from(first, now, Eviction::Stale) {
             self.let_go(removed);
         }
+    }
+
+    /// Drops a block from RAM and all behind it, by hand. Gives how many.
+    pub fn evict_from(&mut self, hash: BlockHash, now: Stamp) -> usize {
+        let removed = self.index.remove_from(hash, now, Eviction::ByHand);
+        let count = removed.len();
+        removed.into_iter().for_each(|removed| self.let_go(removed));
+        count
+    }
+
+    /// Drops the snapshot at a block's end from RAM, by hand. `false` where there is none.
+    pub fn drop_snapshot_of(&mut self, hash: &BlockHash, now: Stamp) -> bool {
+        let Some(slot) = self.index.drop_snapshot_of(hash, Dropped { at: now, for_request: None }) else {
+            return false;
+        };
+        self.slots.release(slot);
+        self.dropped_snapshots += 1;
+        true
+    }
+
+    /// Gives the page of a held block away under the eyes of whoever refers to it, by hand. `false` where the block is not held.
+    pub fn change_generation(&mut self, hash: &BlockHash) -> bool {
+        let Some(entry) = self.index.get(hash) else { return false };
+        self.pages.bump_generation(entry.page);
+        true
     }
 
     /// Takes the index's hold off what left it.

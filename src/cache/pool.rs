@@ -181,8 +181,9 @@ impl<P: Place> Pool<P> {
         Err(StaleState { kind: P::WORD, index, expected: place.generation, found })
     }
 
-    #[cfg(test)]
-    pub(crate) fn bump_generation(&mut self, place: Ref<P>) {
-        self.cells[place.id.number() as usize].generation += 1;
+    /// Ends a place's generation under the eyes of its holders: a fault, to see that they notice.
+    pub fn bump_generation(&mut self, place: Ref<P>) {
+        self.cells[place.id.number() as usize].generation =
+            self.cells[place.id.number() as usize].generation.wrapping_add(1);
     }
 }

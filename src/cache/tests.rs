@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::budget::{Budget, DeviceLimits};
 use super::chain::Identity;
+use super::lookup::{Candidate, End};
 use super::pool::PageRef;
 use super::*;
 
@@ -27,9 +28,16 @@ fn cache(pages: usize) -> Cache {
     Cache::new(&identity(), BLOCK, budget)
 }
 
+/// What is held of `tokens`, marked as used.
+fn find(cache: &mut Cache, tokens: &[u32]) -> Vec<Candidate> {
+    let found = cache.look_up(tokens);
+    cache.touch(&found.chain());
+    found.blocks
+}
+
 /// Runs a request of `tokens` as the engine does: find, hold, allocate the rest, store, release. Gives the blocks found.
 fn serve(cache: &mut Cache, tokens: &[u32], request: u64) -> Result<usize, CacheFull> {
-    let found = cache.find(tokens).pages;
+    let found: Vec<_> = find(cache, tokens).iter().filter_map(Candidate::page).collect();
     cache.hold(&found);
     let mut pages = found.clone();
     while pages.len() < tokens.len().div_ceil(BLOCK) {
@@ -208,8 +216,8 @@ fn store_with_snapshots(cache: &mut Cache, tokens: &[u32], ends: &[usize], reque
 }
 
 fn snapshots_at(cache: &mut Cache, tokens: &[u32]) -> Vec<usize> {
-    let endpoints = cache.find(tokens).endpoints;
-    endpoints.iter().enumerate().filter(|(_, e)| e.snapshot().is_some()).map(|(at, _)| at + 1).collect()
+    let found = find(cache, tokens);
+    found.iter().enumerate().filter(|(_, c)| c.slot().is_some()).map(|(at, _)| at + 1).collect()
 }
 
 #[test]
@@ -217,15 +225,15 @@ fn the_least_recently_used_snapshot_makes_room_and_its_block_stays() {
     let mut cache = hybrid(40, 3);
     let (old, new): (Vec<u32>, Vec<u32>) = ((0..16).collect(), (100..116).collect());
     store_with_snapshots(&mut cache, &old, &[1, 2, 3], 1);
-    let (hash, slot) = (cache.hashes(&old)[0], cache.find(&old).endpoints[0].snapshot().unwrap());
+    let (hash, slot) = (cache.hashes(&old)[0], find(&mut cache, &old)[0].slot().unwrap());
     cache.hold_snapshot(&hash, slot);
     cache.release_snapshot(slot);
     store_with_snapshots(&mut cache, &new, &[4], 2);
     assert_eq!(snapshots_at(&mut cache, &old), [1, 3], "the first one was used since");
     assert_eq!(snapshots_at(&mut cache, &new), [4]);
     assert_eq!((cache.cached_blocks(), cache.dropped_snapshots()), (8, 1));
-    let dropped = cache.find(&old).endpoints[1];
-    assert_eq!(dropped, Endpoint::Dropped(Dropped { at: Stamp(2), for_request: RequestId(2) }));
+    let dropped = find(&mut cache, &old)[1].end;
+    assert_eq!(dropped, End::Dropped(Dropped { at: Stamp(2), for_request: Some(RequestId(2)) }));
     assert_eq!((cache.restorable_prefix(&old), cache.restorable_prefix(&old[..11])), (12, 4));
 }
 
@@ -235,9 +243,9 @@ fn a_block_that_lost_its_snapshot_takes_another() {
     for (room, stays) in [(3, true), (2, false)] {
         let mut cache = hybrid(40, room);
         store_with_snapshots(&mut cache, &tokens, &[1], 1);
-        let first = cache.find(&tokens).endpoints[0];
+        let first = find(&mut cache, &tokens)[0].end;
         store_with_snapshots(&mut cache, &tokens, &[1, 2], 2);
-        assert_eq!(cache.find(&tokens).endpoints[0] == first, stays);
+        assert_eq!(find(&mut cache, &tokens)[0].end == first, stays);
         assert_eq!(snapshots_at(&mut cache, &tokens), [1, 2]);
         assert_eq!(cache.used_slots(), 2);
     }
@@ -257,7 +265,7 @@ fn a_snapshot_in_use_is_not_dropped() {
     let mut cache = hybrid(40, 1);
     let tokens: Vec<u32> = (0..16).collect();
     store_with_snapshots(&mut cache, &tokens, &[2], 1);
-    let (hash, slot) = (cache.hashes(&tokens)[1], cache.find(&tokens).endpoints[1].snapshot().unwrap());
+    let (hash, slot) = (cache.hashes(&tokens)[1], find(&mut cache, &tokens)[1].slot().unwrap());
     cache.hold_snapshot(&hash, slot);
     assert_eq!(cache.allocate_snapshot(RequestId(2), Stamp(2)), None);
     assert!(cache.check_slot(slot).is_ok());
@@ -337,8 +345,10 @@ fn a_page_that_was_reused_is_noticed() {
 }
 
 mod restore_facts {
-    use super::super::restore::{Decode, Predecessor, Prompt, plan};
+    use super::super::restore::{Before, Decode, Prompt, facts as told};
+    use super::super::served::{Predecessor, Served};
     use super::*;
+    use crate::config::PlaceholderPolicy;
     use crate::event::{Cause, HistoryChange, Residency, Segment, SegmentRun};
 
     struct Numbers;
@@ -361,15 +371,30 @@ mod restore_facts {
         change: HistoryChange,
         before: Option<&[u32]>,
     ) -> crate::event::Restore {
-        let prompt = Prompt { tokens, segments: RUNS, change, use_cache: true };
+        facts_under(PlaceholderPolicy::WalkBack, cache, tokens, change, before, &Served::default())
+    }
+
+    fn facts_under(
+        policy: PlaceholderPolicy,
+        cache: &mut Cache,
+        tokens: &[u32],
+        change: HistoryChange,
+        before: Option<&[u32]>,
+        served: &Served,
+    ) -> crate::event::Restore {
+        let prompt = Prompt { tokens, segments: RUNS, change, branches: false, use_cache: true };
         let predecessor = before.map(|tokens| Predecessor {
             request: RequestId(1),
             tokens: tokens.to_vec(),
             prompt_tokens: tokens.len(),
         });
-        let plan = plan(cache, prompt, predecessor.as_ref(), &Numbers);
-        assert_eq!(plan.blocks * BLOCK, plan.facts.checkpoint_tokens as usize);
-        plan.facts
+        let found = cache.look_up(tokens);
+        cache.touch(&found.chain());
+        let choice = found.choose(cache, tokens.len(), prompt.static_tokens(), policy);
+        let before = Before { predecessor: predecessor.as_ref(), closest: served.closest(tokens) };
+        let facts = told(cache, prompt, &found, choice, before, &Numbers);
+        assert_eq!(choice.blocks * BLOCK, facts.checkpoint_tokens as usize);
+        facts
     }
 
     proptest! {

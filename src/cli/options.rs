@@ -6,6 +6,7 @@ use clap::ValueHint;
 
 use super::{Failure, logging};
 use crate::config::{self, Config, ConfigError, Override};
+use crate::ledger::Breakpoint;
 use crate::model;
 use crate::session::{self, Session};
 
@@ -126,6 +127,12 @@ pub(super) struct ReplayOptions {
     /// Reply tokens where a request does not say [default: 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_output_tokens: Option<u32>,
+    /// Keep blocks and snapshots in DIR too: beyond RAM, and for later runs [default: none are kept]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    cache_dir: Option<PathBuf>,
+    /// Pause where a condition holds for a request, for example `suffix>4000`, `cliff`, `cause=tools`, `debt>8000`; may be repeated
+    #[arg(long = "break", value_name = "CONDITION")]
+    pub(super) breakpoints: Vec<Breakpoint>,
     /// Write the run's events to FILE, which `inspect` and `tui --recording` read
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(super) record: Option<PathBuf>,
@@ -152,7 +159,9 @@ impl ReplayOptions {
         let budget = self
             .max_output_tokens
             .map(|n| Override::new("--max-output-tokens", "replay.max_output_tokens", i64::from(n)));
+        let dir = self.cache_dir.as_deref().map(|dir| path_text("--cache-dir", dir)).transpose()?;
         let sugar = [
+            dir.map(|dir| Override::new("--cache-dir", "cache.dir", dir)),
             word("--clock", "replay.clock", &self.clock),
             word("--mode", "replay.mode", &self.mode),
             idle,

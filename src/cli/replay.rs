@@ -1,5 +1,6 @@
 //! `replay`: a session, headless, through the same engine as the interface.
 
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -11,8 +12,8 @@ use super::options::ReplayOptions;
 use super::output::Output;
 use super::progress::Progress;
 use super::{Example, Failure, examples};
-use crate::engine::{Command, Engine};
-use crate::event::{Body, Event, Fanout, Gate, RequestId};
+use crate::engine::{BadFault, Command, Engine, Fault};
+use crate::event::{Body, Event, Fanout, Gate, LaneId, RequestId};
 use crate::ledger::{Ledger, Row};
 use crate::report::{cut_line, printable, request_table, run_line, settings_line, summary, thousands};
 
@@ -36,8 +37,33 @@ pub(super) struct Options {
     /// Print one JSON object a request
     #[arg(long)]
     json: bool,
+    /// Have something go wrong before turn N, for example `8:evict-block:3`; may be repeated. Faults: evict-block:B,
+    /// lose-block:B, drop-snapshot:B, corrupt-file:B, truncate-file:B, corrupt-snapshot:B, change-generation:B (block B of the latest prompt,
+    /// from 0), stall-disk:SECONDS, fill-disk, free-disk
+    #[arg(long = "fault", value_name = "N:FAULT")]
+    faults: Vec<Timed>,
     #[command(flatten)]
     replay: ReplayOptions,
+}
+
+/// A fault and the turn before which it is to happen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Timed {
+    turn: u32,
+    fault: Fault,
+}
+
+impl FromStr for Timed {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Timed, String> {
+        let (turn, fault) = text.split_once(':').ok_or("write N:FAULT, for example 8:evict-block:3")?;
+        let turn = turn
+            .parse()
+            .map_err(|_| format!("`{turn}` is no turn; write N:FAULT, for example 8:evict-block:3"))?;
+        let fault = fault.parse().map_err(|error: BadFault| error.to_string())?;
+        Ok(Timed { turn, fault })
+    }
 }
 
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
@@ -50,8 +76,17 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     // The receiver outlives the engine thread unless standard output is closed; then nobody misses the events.
     let sink = Fanout::new().with(move |event: &Event| drop(sender.send(event.clone())));
     let run = Run::start(config, session, options.replay.record.as_deref(), sink)?;
-    let mut replay =
-        Replay { ledger: Ledger::new(), output: Output::stdout(), json: options.json, interrupted: false };
+    let conditions = options.replay.breakpoints.clone();
+    if !conditions.is_empty() {
+        run.engine.send(Command::Break { conditions });
+    }
+    let mut replay = Replay {
+        ledger: Ledger::new(),
+        output: Output::stdout(),
+        json: options.json,
+        interrupted: false,
+        faults: options.faults.clone(),
+    };
     let followed = replay.follow(&run.engine, &events);
     run.finish(replay.ledger.run().is_some())?;
     followed?;
@@ -64,6 +99,8 @@ struct Replay {
     output: Output,
     json: bool,
     interrupted: bool,
+    /// Faults that are still to come.
+    faults: Vec<Timed>,
 }
 
 impl Replay {
@@ -107,8 +144,8 @@ impl Replay {
                 progress.wipe();
                 self.print_row(event.request)?;
             }
-            Body::GateChanged { gate: Gate::BeforeTurn, .. } if self.failed_requests() == 0 => {
-                engine.send(Command::Run { lane: event.lane.unwrap_or_default() });
+            Body::GateChanged { gate: Gate::BeforeTurn, next_turn, .. } if self.may_go_on() => {
+                self.go_on(event.lane.unwrap_or_default(), *next_turn, engine);
             }
             Body::GateChanged { gate, .. } if *gate != Gate::Running => {
                 engine.send(Command::Shutdown);
@@ -117,6 +154,24 @@ impl Replay {
             _ => {}
         }
         Ok(true)
+    }
+
+    /// Whether nothing has happened that the replay is to end at. With a fault asked for, a request that fails of it is what was asked for.
+    fn may_go_on(&self) -> bool {
+        let failed = self.failed_requests() > 0 && self.ledger.faults().is_empty();
+        !failed && self.ledger.breakpoint_hit().is_none()
+    }
+
+    /// Has the faults happen that are due before the next turn, and runs on: to the turn's end where more are to come.
+    fn go_on(&mut self, lane: LaneId, next_turn: Option<u32>, engine: &Engine) {
+        let due = |timed: &Timed| next_turn.is_some_and(|next| timed.turn <= next);
+        for Timed { fault, .. } in self.faults.extract_if(.., |timed| due(timed)) {
+            engine.send(Command::Fault { lane, fault });
+        }
+        engine.send(match self.faults.is_empty() {
+            true => Command::Run { lane },
+            false => Command::StepTurn { lane },
+        });
     }
 
     fn print_row(&mut self, request: Option<RequestId>) -> Result<(), Failure> {

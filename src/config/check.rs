@@ -30,6 +30,20 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
         cache.block_tokens,
         "a multiple of 64 from 64 to 8192",
     )?;
+    whole("cache.hybrid_block_tokens", cache.hybrid_block_tokens, 0, 8192)?;
+    require(
+        cache.hybrid_block_tokens.is_multiple_of(64),
+        "cache.hybrid_block_tokens",
+        cache.hybrid_block_tokens,
+        "0, or a multiple of 64 up to 8192",
+    )?;
+    require(cache.ssd_bytes >= 1 << 20, "cache.ssd_bytes", cache.ssd_bytes, "at least 1MiB")?;
+    require(
+        cache.ssd_wait_s.is_finite() && (0.0..=3600.0).contains(&cache.ssd_wait_s),
+        "cache.ssd_wait_s",
+        cache.ssd_wait_s,
+        "seconds from 0 to 3600",
+    )?;
     whole("scheduler.max_sequences", scheduler.max_sequences, 1, 1024)?;
     whole("scheduler.chunk_tokens", scheduler.chunk_tokens, 1, 65_536)?;
     if let IdleConfig::Seconds(seconds) = replay.idle {
@@ -86,7 +100,8 @@ fn check_mlx(mlx: &MlxConfig) -> Result<(), Refused> {
 fn check_ram(config: &Config) -> Result<(), Refused> {
     let (block, slot) = match config.model.device.kind() {
         DeviceKind::Sim => {
-            (config.cache.block_tokens * config.sim.state_bytes_per_token, config.sim.snapshot_bytes)
+            let block = config.cache.block_tokens_for(config.sim.snapshot_bytes > 0);
+            (block * config.sim.state_bytes_per_token, config.sim.snapshot_bytes)
         }
         DeviceKind::Cpu | DeviceKind::Mlx => (1 << 20, 0),
     };

@@ -6,6 +6,7 @@
 mod bytes;
 mod check;
 mod load;
+mod policy;
 pub mod suggest;
 
 use std::path::PathBuf;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::decode::Sampling;
 use crate::session::ReplayMode;
 pub use load::{ConfigError, Override, load, load_over, session_may_set};
+pub use policy::{PlaceholderPolicy, SnapshotPolicy};
 
 /// A configuration file with every key, its default and what it means.
 pub const DEFAULTS: &str = include_str!("../../configs/default.toml");
@@ -146,11 +148,30 @@ pub struct CacheConfig {
     pub enabled: bool,
     /// Tokens a block holds; a multiple of 64.
     pub block_tokens: usize,
+    /// The same for models with recurrent layers, where that is more: fewer boundaries need fewer snapshots. 0 means as
+    /// `block_tokens`.
+    pub hybrid_block_tokens: usize,
     /// At which block boundaries the state of recurrent layers is captured.
     pub snapshot_policy: SnapshotPolicy,
+    /// What becomes of a match whose last block holds a placeholder.
+    pub placeholder_policy: PlaceholderPolicy,
     /// Upper bound of state in RAM, running requests included, bytes; `"4GiB"` in a file.
     #[serde(deserialize_with = "bytes::deserialize")]
     pub ram_bytes: u64,
+    /// Folder of the SSD tier; without one there is none.
+    pub dir: Option<PathBuf>,
+    /// Upper bound of the folder's files, bytes.
+    #[serde(deserialize_with = "bytes::deserialize")]
+    pub ssd_bytes: u64,
+    /// Seconds that a restore waits for the disk before it goes on without.
+    pub ssd_wait_s: f64,
+}
+
+impl CacheConfig {
+    /// Tokens a block holds, for a model with or without recurrent layers.
+    pub fn block_tokens_for(&self, recurrent: bool) -> usize {
+        if recurrent { self.block_tokens.max(self.hybrid_block_tokens) } else { self.block_tokens }
+    }
 }
 
 impl Default for CacheConfig {
@@ -158,31 +179,13 @@ impl Default for CacheConfig {
         CacheConfig {
             enabled: true,
             block_tokens: 256,
-            snapshot_policy: SnapshotPolicy::Every,
+            hybrid_block_tokens: 0,
+            snapshot_policy: SnapshotPolicy::EVERY,
+            placeholder_policy: PlaceholderPolicy::WalkBack,
             ram_bytes: 4 << 30,
-        }
-    }
-}
-
-/// At which block boundaries the state of recurrent layers is captured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum SnapshotPolicy {
-    /// At every one.
-    Every,
-    /// At the prompt's last one from which its last token can still be computed, and at the reply's last one.
-    Last,
-    /// At none.
-    None,
-}
-
-impl SnapshotPolicy {
-    /// The word in a configuration.
-    pub fn word(self) -> &'static str {
-        match self {
-            SnapshotPolicy::Every => "every",
-            SnapshotPolicy::Last => "last",
-            SnapshotPolicy::None => "none",
+            dir: None,
+            ssd_bytes: 16 << 30,
+            ssd_wait_s: 10.0,
         }
     }
 }

@@ -1,23 +1,37 @@
-//! Numbering and stamping events on their way out.
+//! Numbering and stamping events on their way out, and watching them for breakpoints.
 
+use super::watch::{Hit, Watch};
 use crate::event::{Body, Event, LaneId, RequestId, Sink, Stamp};
+use crate::ledger::Breakpoint;
 
 /// Gives events their sequence numbers and hands them to the sink.
 pub(super) struct Emitter {
     sink: Box<dyn Sink>,
     next: u64,
+    watch: Watch,
 }
 
 impl Emitter {
     pub(super) fn new(sink: Box<dyn Sink>) -> Emitter {
-        Emitter { sink, next: 0 }
+        Emitter { sink, next: 0, watch: Watch::default() }
     }
 
     pub(super) fn emit(&mut self, at: Stamp, lane: Option<LaneId>, request: Option<RequestId>, body: Body) {
         let event = Event { seq: self.next, at, lane, request, body };
         self.next += 1;
         log(&event);
+        self.watch.see(&event);
         self.sink.emit(&event);
+    }
+
+    /// Watches for these conditions from now on, in place of those before.
+    pub(super) fn break_at(&mut self, conditions: Vec<Breakpoint>) {
+        self.watch.set(conditions);
+    }
+
+    /// Conditions that have come true since the last call.
+    pub(super) fn take_hits(&mut self) -> Vec<Hit> {
+        self.watch.take_hits()
     }
 }
 

@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn a_fault_is_written_as_it_is_read() {
         for (form, _) in Fault::FORMS {
-            let text = form.replace('N', "7").replace("SECONDS", "1.5");
+            let text = form.replace("SECONDS", "1.5").replace('N', "7");
             let fault: Fault = text.parse().unwrap();
             assert_eq!(fault.to_string(), text);
         }

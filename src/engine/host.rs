@@ -5,14 +5,15 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use super::Command;
 use super::clock::Clock;
 use super::emitter::Emitter;
 use super::lane::{Injection, Lane};
 use super::scheduler::{Scheduler, StepOutcome};
 use super::sequence::{Ended, Submission};
+use super::watch::Hit;
+use super::{Command, Subject};
 use crate::config::{Config, IdleConfig, IdleWord};
-use crate::event::{Body, Gate, LaneId, Nanos, Segment, TranscriptItem};
+use crate::event::{Body, Gate, LaneId, Nanos, Preview, Segment, TranscriptItem};
 use crate::model::text::{Rendered, TextCodec};
 use crate::session::{Message, Player, Role, Turn};
 
@@ -90,6 +91,7 @@ impl<'a> Host<'a> {
         for ended in self.scheduler.cancel_all(&mut self.clock, self.out) {
             self.note_end(ended);
         }
+        self.scheduler.close_tier(&self.clock, self.out);
         let now = self.clock.now();
         self.out.emit(now, None, None, Body::RunEnded);
     }
@@ -167,7 +169,18 @@ impl<'a> Host<'a> {
                 self.go(lane, drive);
             }
             Command::Fork { lane, turn, role, content } => self.fork(lane, turn, role, content),
-            Command::Preview { .. } | Command::Break { .. } | Command::Fault { .. } => {}
+            Command::Preview { ticket, lane, subject } => self.preview(ticket, lane, subject),
+            Command::Break { conditions } => {
+                let told = conditions.iter().map(ToString::to_string).collect();
+                self.out.break_at(conditions);
+                self.emit(self.active, Body::BreakpointsSet { conditions: told });
+            }
+            Command::Fault { lane, fault } => {
+                let latest = self.lane(lane).and_then(|lane| lane.latest());
+                let tokens = latest.as_ref().map(|latest| latest.tokens.as_slice()).unwrap_or_default();
+                let outcome = self.scheduler.inject(fault, tokens, &self.clock);
+                self.emit(lane, Body::FaultInjected { fault: fault.to_string(), outcome });
+            }
             Command::EvictAll => {
                 self.scheduler.evict_all(&self.clock);
             }
@@ -210,11 +223,65 @@ impl<'a> Host<'a> {
         for ended in ended {
             self.note_end(ended);
         }
+        if self.tell_hits() {
+            self.drive = Drive::Held;
+            self.paused = true;
+            return;
+        }
         match self.drive {
             Drive::Phase if turn_over || !phases.is_empty() => self.drive = Drive::Held,
             Drive::Turn if turn_over => self.finish_turn(),
             _ => {}
         }
+    }
+
+    /// Tells the breakpoints that have come true. `false` where none has.
+    fn tell_hits(&mut self) -> bool {
+        let hits = self.out.take_hits();
+        for Hit { lane, request, condition, observed } in &hits {
+            let body = Body::BreakpointHit { condition: condition.clone(), observed: observed.clone() };
+            self.out.emit(self.clock.now(), *lane, Some(*request), body);
+        }
+        !hits.is_empty()
+    }
+
+    /// Says what a turn would cost if it were sent now.
+    fn preview(&mut self, ticket: u64, lane: LaneId, subject: Subject) {
+        let preview = match self.prospect(lane, subject) {
+            None => Preview {
+                ticket,
+                prompt_tokens: 0,
+                restore: None,
+                problem: Some("there is no such turn to edit".to_owned()),
+            },
+            Some(Err(problem)) => Preview { ticket, prompt_tokens: 0, restore: None, problem: Some(problem) },
+            Some(Ok(submission)) => {
+                let problem = self.does_not_fit(submission.prompt.len());
+                let restore = match problem {
+                    None => Some(Box::new(self.scheduler.preview(&submission))),
+                    Some(_) => None,
+                };
+                Preview { ticket, prompt_tokens: submission.prompt.len() as u64, restore, problem }
+            }
+        };
+        self.emit(lane, Body::Previewed(Box::new(preview)));
+    }
+
+    /// The submission that a turn would become; `None` where there is no such turn.
+    fn prospect(&mut self, id: LaneId, subject: Subject) -> Option<Result<Submission, String>> {
+        let mut lane = match subject {
+            Subject::Injection(messages) => {
+                let mut lane = self.lane(id)?.clone();
+                lane.injections.insert(0, Injection { messages, max_output_tokens: None });
+                lane
+            }
+            Subject::Fork { turn, role, content } => self.lane(id)?.fork(turn, role, content)?,
+        };
+        let (turn, max_output_tokens) = lane.take()?;
+        Some(match self.text.render(&turn.conversation) {
+            Ok(rendered) => Ok(self.submission(id, &lane, turn, rendered, max_output_tokens)),
+            Err(error) => Err(error.to_string()),
+        })
     }
 
     /// A turn that was injected while another ran is run too before the engine stops.
@@ -270,7 +337,8 @@ impl<'a> Host<'a> {
             Err(error) => (Rendered { tokens: Vec::new(), segments: Vec::new() }, Some(error.to_string())),
         };
         let problem = problem.or_else(|| self.does_not_fit(rendered.tokens.len()));
-        let submission = self.submission(turn, rendered, max_output_tokens);
+        let lane = &self.lanes[self.active.0 as usize];
+        let submission = self.submission(self.active, lane, turn, rendered, max_output_tokens);
         match problem {
             None => {
                 self.scheduler.submit(submission, &self.clock, self.out);
@@ -298,8 +366,14 @@ impl<'a> Host<'a> {
         })
     }
 
-    fn submission(&mut self, turn: Turn, rendered: Rendered, max_output_tokens: Option<u64>) -> Submission {
-        let lane = &self.lanes[self.active.0 as usize];
+    fn submission(
+        &self,
+        id: LaneId,
+        lane: &Lane,
+        turn: Turn,
+        rendered: Rendered,
+        max_output_tokens: Option<u64>,
+    ) -> Submission {
         let mut items = Vec::new();
         items.extend(lane.recorded_reply(&turn).into_iter().flat_map(transcript_items));
         items.extend(turn.appended.iter().flat_map(transcript_items));
@@ -309,7 +383,7 @@ impl<'a> Host<'a> {
             .unwrap_or(self.config.replay.max_output_tokens);
         let predecessor = lane.predecessor(&turn);
         Submission {
-            lane: self.active,
+            lane: id,
             turn: turn.number,
             name: turn.name,
             source: turn.source,

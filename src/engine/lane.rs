@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::cache::restore::Predecessor;
+use crate::cache::served::Predecessor;
 use crate::event::Source;
 use crate::session::{Message, Player, Role, Turn};
 
@@ -87,20 +87,24 @@ impl Lane {
 
     /// Records how a turn ended. A turn that computed nothing, or that stands beside the history, leaves the one before it to
     /// compare with.
-    pub(super) fn ended(&mut self, text: &str, served: Option<Predecessor>) {
+    pub(super) fn ended(&mut self, text: &str, served: Option<Arc<Predecessor>>) {
         self.player.reply(text);
         let side = self.player.last_is_side();
         if !side {
             text.clone_into(&mut self.last_reply);
         }
         let turn = self.player.turns_taken();
-        let served = served.filter(|_| !side).map(Arc::new);
-        if let Some(served) = served.or_else(|| self.served_before(turn)) {
+        if let Some(served) = served.filter(|_| !side).or_else(|| self.served_before(turn)) {
             self.served.insert(turn, served);
         }
         if self.served.len() > KEPT_PREDECESSORS {
             self.served.pop_first();
         }
+    }
+
+    /// What was computed last in the history.
+    pub(super) fn latest(&self) -> Option<Arc<Predecessor>> {
+        self.served.last_key_value().map(|(_, served)| Arc::clone(served))
     }
 
     /// The request before `turn` in its history. A side request has none.

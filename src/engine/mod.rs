@@ -10,12 +10,14 @@ mod lane;
 mod recurrent;
 mod scheduler;
 mod sequence;
+mod watch;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use crate::cache::budget::{Budget, DeviceLimits};
+use crate::cache::tier::{Layers, StateBytes, Tier, TierError};
 use crate::cache::{Cache, chain};
 use crate::config::{ClockKind, Config};
 use crate::device::ExecutorFacts;
@@ -28,7 +30,7 @@ use clock::Clock;
 use emitter::Emitter;
 pub use fault::{BadFault, Fault};
 use host::Host;
-use scheduler::Scheduler;
+use scheduler::{Policies, Scheduler};
 
 /// What the outside can ask for. Answers are events.
 #[derive(Debug, Clone, PartialEq)]
@@ -184,13 +186,22 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
         .unwrap_or("no message")
 }
 
+/// Why an engine could not start.
+#[derive(Debug, thiserror::Error)]
+enum StartError {
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error("`cache.dir`: {0}")]
+    Tier(#[from] TierError),
+}
+
 fn serve(
     config: &Config,
     session: Arc<Session>,
     load: impl FnOnce() -> Result<Loaded, ModelError>,
     out: &mut Emitter,
     commands: &mpsc::Receiver<Command>,
-) -> Result<(), ModelError> {
+) -> Result<(), StartError> {
     let Loaded { executor, text } = load()?;
     let facts = executor.facts().clone();
     let clock = Clock::start(config.replay.clock, facts.identity == Identity::Simulated);
@@ -202,14 +213,32 @@ fn serve(
         context_pages: facts.context_tokens.div_ceil(facts.page_tokens.max(1)),
         device: DeviceLimits::default(),
     };
-    let cache = Cache::new(&cache_identity(&facts, &text), facts.page_tokens, budget);
+    let identity = cache_identity(&facts, &text);
+    let mut cache = Cache::new(&identity, facts.page_tokens, budget);
+    if let Some(dir) = &config.cache.dir {
+        let layers = Layers { attention: facts.attention_layers, recurrent: facts.recurrent_layers };
+        let (page, slot) = executor.exported_bytes();
+        let state = StateBytes { page: page as u64, slot: slot as u64 };
+        cache.attach_tier(Tier::open(dir, &identity, layers, state, config.cache.ssd_bytes)?, run_name());
+    }
     let run = run_facts(config, &session, &facts);
     out.emit(clock.now(), None, None, Body::RunStarted(Box::new(run)));
-    let policy = config.cache.snapshot_policy;
-    let scheduler = Scheduler::new(executor, &text, cache, config.scheduler.clone(), policy);
+    let policies = Policies::of(&config.cache);
+    let scheduler = Scheduler::new(executor, &text, cache, config.scheduler.clone(), policies);
+    if let Some(reading) = scheduler.tier_reading() {
+        out.emit(clock.now(), None, None, Body::Tier(Box::new(reading)));
+    }
     let player = Player::new(session, config.replay.mode);
     Host::new(config, &text, scheduler, clock, out, player).run(commands);
     Ok(())
+}
+
+/// A name for this run that no other has: in a cache folder it tells blocks of this run from those of earlier ones.
+fn run_name() -> String {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let seed = [u128::from(std::process::id()), now.as_nanos()];
+    let hash = blake3::hash(bytemuck::cast_slice(&seed));
+    hash.to_hex().chars().take(16).collect()
 }
 
 fn cache_identity(facts: &ExecutorFacts, text: &TextCodec) -> chain::Identity {
@@ -245,10 +274,11 @@ fn run_facts(config: &Config, session: &Session, facts: &ExecutorFacts) -> RunFa
         context_tokens: facts.context_tokens as u64,
         state_bytes_per_token: (facts.page_bytes / facts.page_tokens.max(1)) as u64,
         snapshot_bytes: recurrent.then_some(facts.slot_bytes as u64),
-        snapshot_policy: recurrent.then(|| config.cache.snapshot_policy.word().to_owned()),
-        placeholder_policy: None,
-        enlarged_from: None,
-        cache_dir: None,
+        snapshot_policy: recurrent.then(|| config.cache.snapshot_policy.to_string()),
+        placeholder_policy: recurrent.then(|| config.cache.placeholder_policy.word().to_owned()),
+        enlarged_from: (facts.page_tokens > config.cache.block_tokens)
+            .then_some(config.cache.block_tokens as u64),
+        cache_dir: config.cache.dir.as_ref().map(|dir| dir.display().to_string()),
         ram_bytes: config.cache.ram_bytes,
         clock: clock.to_owned(),
         session: session.title.clone(),

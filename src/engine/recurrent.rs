@@ -48,6 +48,23 @@ impl RecurrentState {
         })
     }
 
+    /// Gets a slot for a snapshot that is to be read, if there is room for one.
+    pub(super) fn prepare_load(&mut self, request: RequestId, cache: &mut Cache, now: Stamp) {
+        self.fresh = cache.allocate_snapshot(request, now);
+    }
+
+    /// The slot that the snapshot of the block named `hash` is to be read into: the one prepared, which becomes that block's, or the live
+    /// one. The sequence starts from there.
+    pub(super) fn load(&mut self, hash: &BlockHash, cache: &mut Cache) -> SlotRef {
+        self.restored = self.fresh.take();
+        if let Some(slot) = self.restored {
+            cache.adopt_snapshot(hash, slot);
+        }
+        let slot = self.restored.unwrap_or(self.live);
+        self.at = Some(slot);
+        slot
+    }
+
     /// Where the prefill chunk that starts at `position` must end at the latest.
     pub(super) fn next_stop(&self, position: usize) -> Option<usize> {
         self.boundaries.next_in_prompt(position)

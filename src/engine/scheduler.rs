@@ -4,11 +4,14 @@
 //! token of every sequence that is decoding (continuous batching). A sequence whose reply is complete is stored by the
 //! step after. So a caller that steps can stop between any two phases of a request.
 
+mod admit;
+mod disk;
 mod forward;
 mod reserve;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
@@ -17,11 +20,10 @@ use super::emitter::Emitter;
 use super::recurrent::RecurrentState;
 use super::sequence::{Ended, Sequence, Stage, Submission};
 use crate::cache::boundary::Boundaries;
-use crate::cache::chain::BlockHash;
-use crate::cache::pool::{PageRef, SlotRef};
-use crate::cache::restore::{self, Decode, Prompt};
+use crate::cache::restore::Decode;
+use crate::cache::served::Served;
 use crate::cache::{Cache, CacheFull, StaleState};
-use crate::config::{SchedulerConfig, SnapshotPolicy};
+use crate::config::{CacheConfig, PlaceholderPolicy, SchedulerConfig, SnapshotPolicy};
 use crate::decode::Sampler;
 use crate::device::{DeviceError, Executor, MemoryUse};
 use crate::event::{
@@ -39,6 +41,28 @@ pub struct StepOutcome {
     pub ended: Vec<Ended>,
 }
 
+/// How the cache is used.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Policies {
+    /// Where recurrent state is captured.
+    pub snapshot: SnapshotPolicy,
+    /// What a match is worth whose end has none.
+    pub placeholder: PlaceholderPolicy,
+    /// How long a restore waits for the disk.
+    pub ssd_wait: Duration,
+}
+
+impl Policies {
+    /// The configured ones.
+    pub fn of(config: &CacheConfig) -> Policies {
+        Policies {
+            snapshot: config.snapshot_policy,
+            placeholder: config.placeholder_policy,
+            ssd_wait: Duration::from_secs_f64(config.ssd_wait_s),
+        }
+    }
+}
+
 /// The sequences, the cache and the device they run on.
 pub struct Scheduler<'a> {
     executor: Box<dyn Executor>,
@@ -46,7 +70,8 @@ pub struct Scheduler<'a> {
     cache: Cache,
     held: Held,
     config: SchedulerConfig,
-    snapshot_policy: SnapshotPolicy,
+    policies: Policies,
+    served: Served,
     queue: VecDeque<Sequence<'a>>,
     running: Vec<Sequence<'a>>,
     next_request: u64,
@@ -66,7 +91,7 @@ impl<'a> Scheduler<'a> {
         text: &'a TextCodec,
         cache: Cache,
         config: SchedulerConfig,
-        snapshot_policy: SnapshotPolicy,
+        policies: Policies,
     ) -> Scheduler<'a> {
         Scheduler {
             executor,
@@ -74,7 +99,8 @@ impl<'a> Scheduler<'a> {
             cache,
             held: Held::default(),
             config,
-            snapshot_policy,
+            policies,
+            served: Served::default(),
             queue: VecDeque::new(),
             running: Vec::new(),
             next_request: 1,
@@ -192,74 +218,18 @@ impl<'a> Scheduler<'a> {
         true
     }
 
-    fn admit_one(&mut self, outcome: &mut StepOutcome, clock: &mut Clock, out: &mut Emitter) -> bool {
-        if self.queue.is_empty() || self.running.len() >= self.config.max_sequences {
-            return false;
-        }
-        // How many sequences may run is known when the device holds a slot for each.
-        let set_aside = self.set_aside_live_slots();
-        let full = self.cache.is_recurrent() && !self.running.is_empty() && !self.cache.has_live_slot();
-        if full {
-            return false;
-        }
-        let Some(mut sequence) = self.queue.pop_front() else { return false };
-        let (lane, request) = (Some(sequence.submission.lane), Some(sequence.request));
-        let now = clock.now();
-        out.emit(now, lane, request, Body::Admitted { queued: now.since(sequence.arrived_at) });
-
-        let prompt = Prompt {
-            tokens: &sequence.submission.prompt,
-            segments: &sequence.submission.segments,
-            change: sequence.submission.change,
-            use_cache: sequence.submission.use_cache,
-        };
-        let predecessor = sequence.submission.predecessor.as_deref();
-        let (mut plan, looked_up) =
-            clock.measure(|| restore::plan(&mut self.cache, prompt, predecessor, self.text));
-        plan.found.pages.truncate(plan.blocks);
-        let attach = self.executor.restore_cost(plan.facts.checkpoint_tokens as usize);
-        clock.spend(attach);
-        plan.facts.took.0 = looked_up.0 + attach.0;
-        let checkpoint = plan.facts.checkpoint_tokens as usize;
-        out.emit(clock.now(), lane, request, Body::Restored(Box::new(plan.facts)));
-        let uncached_suffix = (sequence.prompt_tokens() - checkpoint) as u64;
-        let route = if uncached_suffix == 1 { Route::CacheHit } else { Route::Dense };
-        out.emit(clock.now(), lane, request, Body::Routed { route, uncached_suffix });
-        sequence.stage = Stage::Prefilling;
-        outcome.phases.push((sequence.request, Phase::Restore));
-        match set_aside.and_then(|()| self.attach(&mut sequence, plan.found.pages, plan.snapshot)) {
-            Ok(()) => self.running.push(sequence),
-            Err(refused) => outcome.ended.push(self.refuse(sequence, refused, clock, out)),
-        }
-        true
-    }
-
-    /// Gives the sequence its hold on the state it starts from, and the slot it will live in.
-    fn attach(
-        &mut self,
-        sequence: &mut Sequence<'_>,
-        pages: Vec<PageRef>,
-        snapshot: Option<(BlockHash, SlotRef)>,
-    ) -> Result<(), Refused> {
-        pages.iter().try_for_each(|page| self.cache.check(*page))?;
-        snapshot.map_or(Ok(()), |(_, slot)| self.cache.check_slot(slot))?;
-        if let Some(boundaries) = self.boundaries(sequence) {
-            sequence.recurrent = Some(RecurrentState::start(&mut self.cache, boundaries, snapshot)?);
-        }
-        self.cache.hold(&pages);
-        sequence.computed = pages.len() * self.cache.block_tokens();
-        sequence.restored = sequence.computed;
-        sequence.pages = pages;
-        Ok(())
-    }
-
     /// Where the sequence's recurrent state is captured; `None` for a model that has none.
     fn boundaries(&self, sequence: &Sequence<'_>) -> Option<Boundaries> {
-        let policy = if sequence.submission.use_cache { self.snapshot_policy } else { SnapshotPolicy::None };
+        let submission = &sequence.submission;
+        let policy = if submission.use_cache { self.policies.snapshot } else { SnapshotPolicy::None };
+        let block_tokens = self.cache.block_tokens();
+        let closest = || self.served.closest(&submission.prompt).map_or(0, |(_, common)| common);
+        let branch = (policy == SnapshotPolicy::Branch).then(|| closest() / block_tokens * block_tokens);
         self.cache.is_recurrent().then(|| Boundaries {
             policy,
-            block_tokens: self.cache.block_tokens(),
+            block_tokens,
             prompt_tokens: sequence.prompt_tokens(),
+            branch: branch.filter(|branch| *branch > 0),
         })
     }
 
@@ -319,7 +289,11 @@ impl<'a> Scheduler<'a> {
         if sequence.submission.use_cache {
             self.store(&sequence, clock, out);
         }
-        let ended = Ended { request, lane, served: sequence.served(), text: sequence.text.clone() };
+        let served = sequence.served().map(Arc::new);
+        if let Some(served) = &served {
+            self.served.keep(Arc::clone(served));
+        }
+        let ended = Ended { request, lane, served, text: sequence.text.clone() };
         let arrived_at = sequence.arrived_at;
         self.release(sequence);
         self.report_memory(lane, request, clock, out);
@@ -335,6 +309,7 @@ impl<'a> Scheduler<'a> {
         let (stored, _) = clock.measure(|| {
             self.cache.store(computed, &sequence.pages, captured, sequence.request, Route::Dense, now)
         });
+        let tier = self.offer_to_tier(sequence, clock.now());
         let snapshots = sequence.recurrent.as_ref().map(|state| SnapshotsStored {
             stored: stored.new_snapshots as u64,
             not_taken: state.not_taken(),
@@ -345,7 +320,7 @@ impl<'a> Scheduler<'a> {
             canonical_tokens: self.cache.restorable_prefix(&sequence.submission.prompt) as u64,
             evicted_blocks: sequence.evicted_blocks,
             snapshots,
-            tier: None,
+            tier,
         };
         out.emit(clock.now(), Some(sequence.submission.lane), Some(sequence.request), body);
     }
@@ -360,7 +335,7 @@ impl<'a> Scheduler<'a> {
         })
     }
 
-    fn report_memory(&self, lane: LaneId, request: RequestId, clock: &Clock, out: &mut Emitter) {
+    fn report_memory(&mut self, lane: LaneId, request: RequestId, clock: &Clock, out: &mut Emitter) {
         let (cached, used) = (self.cache.cached_blocks() as u64, self.cache.used_pages() as u64);
         let (snapshots, slots) = (self.cache.cached_snapshots() as u64, self.cache.used_slots() as u64);
         let budget = self.cache.budget();
@@ -377,15 +352,16 @@ impl<'a> Scheduler<'a> {
             device: self.device_memory(),
         };
         out.emit(clock.now(), Some(lane), Some(request), body);
+        self.report_tier(lane, request, clock, out);
     }
 
     #[cfg(test)]
-    pub(super) fn held_pages(&self, request: RequestId) -> Vec<PageRef> {
+    pub(super) fn held_pages(&self, request: RequestId) -> Vec<crate::cache::pool::PageRef> {
         self.running.iter().find(|s| s.request == request).map(|s| s.pages.clone()).unwrap_or_default()
     }
 
     #[cfg(test)]
-    pub(super) fn held_slots(&self, request: RequestId) -> Vec<SlotRef> {
+    pub(super) fn held_slots(&self, request: RequestId) -> Vec<crate::cache::pool::SlotRef> {
         let sequence = self.running.iter().find(|s| s.request == request);
         sequence.and_then(|s| s.recurrent.as_ref()).map(RecurrentState::slots).unwrap_or_default()
     }

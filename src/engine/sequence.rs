@@ -2,7 +2,7 @@
 
 use super::recurrent::RecurrentState;
 use crate::cache::pool::PageRef;
-use crate::cache::restore::Predecessor;
+use crate::cache::served::Predecessor;
 use crate::decode::{Sampler, Sampling};
 use crate::event::{
     FinishReason, HistoryChange, LaneId, Nanos, RequestId, SegmentRun, Source, Stamp, TranscriptItem,
@@ -50,7 +50,7 @@ pub struct Ended {
     /// Its reply; what there was of it when it was cancelled or failed.
     pub text: String,
     /// What the next request of the lane is compared with. `None` when nothing was computed.
-    pub served: Option<Predecessor>,
+    pub served: Option<std::sync::Arc<Predecessor>>,
 }
 
 /// Where a sequence stands.

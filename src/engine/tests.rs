@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use super::scheduler::{Scheduler, StepOutcome};
 use super::sequence::Submission;
 use super::*;
-use crate::config::{SchedulerConfig, SnapshotPolicy};
+use crate::config::{CacheConfig, SchedulerConfig, SnapshotPolicy};
 use crate::decode::Sampling;
 use crate::device::sim::Sim;
 use crate::event::{Cause, Event, FinishReason, Gate, HistoryChange, Nanos, Phase, Segment, Source};
@@ -361,7 +361,7 @@ impl Ground {
             context_pages: pages,
             device: DeviceLimits::default(),
         };
-        Ground { scheduling, policy: SnapshotPolicy::Every, block_tokens: BLOCK, budget }
+        Ground { scheduling, policy: SnapshotPolicy::EVERY, block_tokens: BLOCK, budget }
     }
 
     fn run<T>(
@@ -385,7 +385,8 @@ impl Ground {
         let mut out = Emitter::new(Box::new(move |event: &Event| {
             let _ = sender.send(event.clone());
         }));
-        let mut scheduler = Scheduler::new(executor, &text, cache, self.scheduling.clone(), self.policy);
+        let policies = Policies { snapshot: self.policy, ..Policies::of(&CacheConfig::default()) };
+        let mut scheduler = Scheduler::new(executor, &text, cache, self.scheduling.clone(), policies);
         let result = work(&mut scheduler, &mut clock, &mut out);
         (result, events.try_iter().collect())
     }

@@ -100,7 +100,10 @@ pub struct Loaded {
 pub fn load(config: &Config) -> Result<Loaded, ModelError> {
     match config.model.device.kind() {
         DeviceKind::Sim => Ok(Loaded {
-            executor: Box::new(Sim::new(&config.sim, config.cache.block_tokens)),
+            executor: Box::new(Sim::new(
+                &config.sim,
+                config.cache.block_tokens_for(config.sim.snapshot_bytes > 0),
+            )),
             text: text::TextCodec::synthetic(Sim::VOCAB as u32),
         }),
         DeviceKind::Cpu => {
@@ -147,7 +150,7 @@ fn load_onto<D: Device + 'static>(
     // The tokenizer takes about as long as the weights of a small model, so they load side by side.
     std::thread::scope(|scope| {
         let text = scope.spawn(|| source.text(vocab));
-        let page_tokens = config.cache.block_tokens;
+        let page_tokens = config.cache.block_tokens_for(shape.states().is_some());
         let executor = Resident::load(device, source.checkpoint(), shape, source.name(), page_tokens)?;
         let text = text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         Ok(Loaded { executor: Box::new(executor), text })

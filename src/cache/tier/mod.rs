@@ -605,6 +605,14 @@ impl Tier {
         fits
     }
 
+    /// Deletes what is held of a block, by hand. `false` where nothing is.
+    pub fn forget(&mut self, part: Part, hash: &BlockHash) -> bool {
+        let key = Key { part, hash: *hash };
+        let held = self.catalogue.get(&key).is_some();
+        self.delete(key);
+        held
+    }
+
     /// Deletes one file that is not to be held.
     fn delete(&mut self, key: Key) {
         if self.catalogue.remove(&key).is_some() {

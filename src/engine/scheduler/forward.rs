@@ -9,7 +9,7 @@ use crate::device::{DeviceError, Executor, Forward, LogitRows, PageId, Span};
 use crate::engine::clock::Clock;
 use crate::engine::emitter::Emitter;
 use crate::engine::sequence::{Sequence, Stage};
-use crate::event::{Body, FinishReason, Phase, RequestId, ShrunkChunk};
+use crate::event::{Body, FinishReason, Phase, RequestId, ShrunkChunk, Stamp};
 use crate::model::text::TextCodec;
 use crate::prefill;
 
@@ -187,7 +187,7 @@ impl Scheduler<'_> {
     ) {
         let mut refused = Vec::new();
         for w in work.iter() {
-            if let Err(problem) = self.extend_state(w.sequence, w.end, clock) {
+            if let Err(problem) = self.extend_state(w.sequence, w.end, clock.now()) {
                 refused.push((self.running[w.sequence].request, problem));
             }
         }
@@ -201,9 +201,9 @@ impl Scheduler<'_> {
         }
     }
 
-    fn extend_state(&mut self, sequence: usize, end: usize, clock: &Clock) -> Result<(), Refused> {
+    fn extend_state(&mut self, sequence: usize, end: usize, now: Stamp) -> Result<(), Refused> {
         let (evictions, dropped) = (self.cache.evictions(), self.cache.dropped_snapshots());
-        let allocated = self.allocate_held_state(sequence, end, clock);
+        let allocated = self.allocate_held_state(sequence, end, now);
         let running = &mut self.running[sequence];
         running.evicted_blocks += self.cache.evictions() - evictions;
         running.dropped_snapshots += self.cache.dropped_snapshots() - dropped;
@@ -212,10 +212,15 @@ impl Scheduler<'_> {
     }
 
     /// Gets the pages and the slot of the span that ends at `end`, on the device as well.
-    fn allocate_held_state(&mut self, sequence: usize, end: usize, clock: &Clock) -> Result<(), Refused> {
+    pub(super) fn allocate_held_state(
+        &mut self,
+        sequence: usize,
+        end: usize,
+        now: Stamp,
+    ) -> Result<(), Refused> {
         // Once for what is missing, and again at most once for each kind that the device refuses.
         loop {
-            if let Err(full) = self.allocate_state(sequence, end, clock) {
+            if let Err(full) = self.allocate_state(sequence, end, now) {
                 // Part of a chunk's pages is of no use; nobody need ask the device for them.
                 self.give_back(sequence);
                 return Err(full.into());
@@ -227,15 +232,15 @@ impl Scheduler<'_> {
     }
 
     /// Gets the pages and the slot of the span that ends at `end`, at the cost of what is cached.
-    fn allocate_state(&mut self, sequence: usize, end: usize, clock: &Clock) -> Result<(), CacheFull> {
+    fn allocate_state(&mut self, sequence: usize, end: usize, now: Stamp) -> Result<(), CacheFull> {
         let needed = end.div_ceil(self.cache.block_tokens());
         let running = &mut self.running[sequence];
         while running.pages.len() < needed {
             let last = running.pages.last().copied();
-            running.pages.push(self.cache.allocate(running.request, last, clock.now())?);
+            running.pages.push(self.cache.allocate(running.request, last, now)?);
         }
         if let Some(state) = &mut running.recurrent {
-            state.prepare(end, running.request, &mut self.cache, clock.now());
+            state.prepare(end, running.request, &mut self.cache, now);
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::hybrid::{Script, narrow, replies, restores, step};
 use super::memory::{Holds, NOTHING, Short, Want, failed, grounds, on, prompt};
 use super::*;
-use crate::cache::restore::Predecessor;
+use crate::cache::served::Predecessor;
 
 /// A device with memory for so many pages and slots.
 fn holding(pages: usize, slots: usize) -> Want {
@@ -248,7 +248,7 @@ proptest! {
         const SHORT: usize = 16;
         const LONGEST: usize = 480;
         let scheduling = SchedulerConfig { max_sequences, chunk_tokens };
-        let ground = narrow(SnapshotPolicy::Every, scheduling, SHORT, LONGEST, 40);
+        let ground = narrow(SnapshotPolicy::EVERY, scheduling, SHORT, LONGEST, 40);
         let mut config = config();
         config.cache.block_tokens = SHORT;
         config.sim.snapshot_bytes = ground.budget.slot_bytes as usize;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::cache::restore::Predecessor;
+use crate::cache::lookup::Candidate;
+use crate::cache::served::Predecessor;
 use crate::event::{Residency, Restore, SlotMemory};
 
 /// Tokens a block holds here: many boundaries in short prompts.
@@ -230,7 +231,7 @@ impl Script<'_> {
 }
 
 fn policy() -> impl Strategy<Value = SnapshotPolicy> {
-    prop::sample::select(vec![SnapshotPolicy::Every, SnapshotPolicy::Last, SnapshotPolicy::None])
+    prop::sample::select(vec![SnapshotPolicy::EVERY, SnapshotPolicy::Last, SnapshotPolicy::None])
 }
 
 proptest! {
@@ -290,7 +291,7 @@ proptest! {
 
 #[test]
 fn with_snapshots_everywhere_a_hybrid_restores_what_attention_layers_would() {
-    let hybrid = ground(SnapshotPolicy::Every, 50, 1, 200);
+    let hybrid = ground(SnapshotPolicy::EVERY, 50, 1, 200);
     let sliceable = Ground { budget: Budget { slot_bytes: 0, ..hybrid.budget }, ..hybrid.clone() };
     let first = prompt(0, 300);
     let edited: Vec<u32> = first[..170].iter().copied().chain(prompt(1, 90)).collect();
@@ -331,7 +332,7 @@ fn the_last_policy_serves_appending_and_not_editing() {
 
 #[test]
 fn a_live_reply_is_restored_up_to_its_last_whole_block() {
-    for policy in [SnapshotPolicy::Every, SnapshotPolicy::Last] {
+    for policy in [SnapshotPolicy::EVERY, SnapshotPolicy::Last] {
         let ground = ground(policy, 64, 1, 40);
         let (_, events) = ground.run(|scheduler, clock, out| {
             let first = prompt(0, 60);
@@ -340,7 +341,7 @@ fn a_live_reply_is_restored_up_to_its_last_whole_block() {
             while !scheduler.is_idle() {
                 served = scheduler.step(clock, out).ended.pop().and_then(|ended| ended.served).or(served);
             }
-            let mut tokens = served.unwrap().tokens;
+            let mut tokens = served.unwrap().tokens.clone();
             tokens.extend(prompt(1, 5));
             serve(scheduler, tokens, clock, out);
         });
@@ -351,7 +352,7 @@ fn a_live_reply_is_restored_up_to_its_last_whole_block() {
 
 #[test]
 fn with_one_slot_for_snapshots_the_newest_boundary_wins() {
-    let ground = ground(SnapshotPolicy::Every, 8, 1, 1);
+    let ground = ground(SnapshotPolicy::EVERY, 8, 1, 1);
     let (_, events) = ground.run(|scheduler, clock, out| {
         let first = prompt(0, 200);
         scheduler.submit(Submission { max_output_tokens: 4, ..request(first.clone()) }, clock, out);
@@ -369,7 +370,7 @@ fn with_one_slot_for_snapshots_the_newest_boundary_wins() {
 
 #[test]
 fn a_cancelled_prefill_of_a_hybrid_can_be_taken_up_again() {
-    let ground = ground(SnapshotPolicy::Every, 40, 1, 40);
+    let ground = ground(SnapshotPolicy::EVERY, 40, 1, 40);
     let (_, events) = ground.run(|scheduler, clock, out| {
         let tokens = prompt(0, 300);
         let id = scheduler.submit(request(tokens.clone()), clock, out);
@@ -384,7 +385,7 @@ fn a_cancelled_prefill_of_a_hybrid_can_be_taken_up_again() {
 
 #[test]
 fn memory_counts_snapshots_and_live_slots() {
-    let ground = ground(SnapshotPolicy::Every, 64, 1, 40);
+    let ground = ground(SnapshotPolicy::EVERY, 64, 1, 40);
     let ((used_bytes, snapshots), events) = ground.run(|scheduler, clock, out| {
         serve(scheduler, prompt(0, 100), clock, out);
         (scheduler.cache_mut().used_bytes(), scheduler.cache_mut().cached_snapshots() as u64)
@@ -400,7 +401,7 @@ fn memory_counts_snapshots_and_live_slots() {
 
 #[test]
 fn a_stale_live_slot_ends_the_request_and_harms_no_other() {
-    let ground = ground(SnapshotPolicy::Every, 32, 2, 40);
+    let ground = ground(SnapshotPolicy::EVERY, 32, 2, 40);
     let ((), events) = ground.run(|scheduler, clock, out| {
         let victim = scheduler.submit(request(prompt(0, 200)), clock, out);
         scheduler.submit(request(prompt(1, 100)), clock, out);
@@ -416,12 +417,12 @@ fn a_stale_live_slot_ends_the_request_and_harms_no_other() {
 
 #[test]
 fn a_stale_snapshot_is_refused_before_it_is_read() {
-    let ground = ground(SnapshotPolicy::Every, 32, 2, 40);
+    let ground = ground(SnapshotPolicy::EVERY, 32, 2, 40);
     let ((), events) = ground.run(|scheduler, clock, out| {
         let tokens = prompt(0, 200);
         serve(scheduler, tokens.clone(), clock, out);
-        let endpoints = scheduler.cache_mut().find(&tokens).endpoints;
-        let deepest = endpoints.iter().rev().find_map(|endpoint| endpoint.snapshot()).unwrap();
+        let found = scheduler.cache_mut().look_up(&tokens).blocks;
+        let deepest = found.iter().rev().find_map(Candidate::slot).unwrap();
         scheduler.cache_mut().corrupt_slot_generation(deepest);
         serve(scheduler, tokens, clock, out);
         serve(scheduler, prompt(1, 100), clock, out);
@@ -435,14 +436,14 @@ fn a_stale_entry_leaves_the_index_with_all_behind_it() {
     type Corrupt = fn(&mut Cache, &[u32]);
     // The snapshot at 160; the page before it, whose own end nobody restores from.
     let slot: Corrupt = |cache, tokens| {
-        let slot = cache.find(tokens).endpoints[9].snapshot().unwrap();
+        let slot = cache.look_up(tokens).blocks[9].slot().unwrap();
         cache.corrupt_slot_generation(slot);
     };
     let page: Corrupt = |cache, tokens| {
-        let page = cache.find(tokens).pages[9];
+        let page = cache.look_up(tokens).blocks[9].page().unwrap();
         cache.corrupt_generation(page);
     };
-    let ground = ground(SnapshotPolicy::Every, 32, 2, 60);
+    let ground = ground(SnapshotPolicy::EVERY, 32, 2, 60);
     for (corrupt, restored_before) in [(slot, 160), (page, 192)] {
         // The first restores from 160, where only the snapshot it starts from and pages are read.
         let first = prompt(0, 200);
@@ -453,7 +454,7 @@ fn a_stale_entry_leaves_the_index_with_all_behind_it() {
             let before = scheduler.cache_mut().cached_blocks();
             serve(scheduler, first[..cut].to_vec(), clock, out);
             let dropped = before - scheduler.cache_mut().cached_blocks();
-            let left = scheduler.cache_mut().find(&first).pages.len();
+            let left = scheduler.cache_mut().look_up(&first).blocks.len();
             let predecessor =
                 Predecessor { request: RequestId(1), tokens: first.clone(), prompt_tokens: 200 };
             let after = Submission { predecessor: Some(Arc::new(predecessor)), ..request(first.clone()) };
@@ -485,7 +486,7 @@ fn a_stale_entry_leaves_the_index_with_all_behind_it() {
 
 #[test]
 fn a_dropped_snapshot_is_counted_once_at_the_request_that_needed_the_room() {
-    let ground = ground(SnapshotPolicy::Every, 32, 2, 20);
+    let ground = ground(SnapshotPolicy::EVERY, 32, 2, 20);
     let ((by_hand, all), events) = ground.run(|scheduler, clock, out| {
         serve(scheduler, prompt(0, 300), clock, out);
         let dropped = |scheduler: &mut Scheduler<'_>| scheduler.cache_mut().dropped_snapshots();
@@ -530,7 +531,7 @@ fn assert_one_stale_read(events: &[Event], finished: usize) {
 
 #[test]
 fn a_bound_without_room_for_one_sequence_says_so() {
-    let mut ground = ground(SnapshotPolicy::Every, 64, 2, 0);
+    let mut ground = ground(SnapshotPolicy::EVERY, 64, 2, 0);
     ground.budget.limit_bytes = ground.budget.slot_bytes - 1;
     let ((), events) = ground.run(|scheduler, clock, out| {
         serve(scheduler, prompt(0, 20), clock, out);

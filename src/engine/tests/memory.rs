@@ -166,7 +166,7 @@ fn rows(spans: &[Span<'_>]) -> usize {
 /// Attention layers only, and a hybrid.
 pub(super) fn grounds(max_sequences: usize) -> [Ground; 2] {
     let scheduling = SchedulerConfig { max_sequences, chunk_tokens: 100 };
-    let hybrid = narrow(SnapshotPolicy::Every, scheduling.clone(), BLOCK, 1_000, 40);
+    let hybrid = narrow(SnapshotPolicy::EVERY, scheduling.clone(), BLOCK, 1_000, 40);
     [Ground::sliceable(scheduling, 100), hybrid]
 }
 
@@ -441,7 +441,7 @@ fn on_cpu_shrunk_chunks_give_the_same_reply_and_memory_is_counted() {
     let mut config = config();
     config.model.threads = 2;
     let scheduling = SchedulerConfig { max_sequences: 1, chunk_tokens: 100 };
-    let ground = narrow(SnapshotPolicy::Every, scheduling, BLOCK, 400, 10);
+    let ground = narrow(SnapshotPolicy::EVERY, scheduling, BLOCK, 400, 10);
     let run = |loaded: Loaded| {
         ground.run_on(loaded, |scheduler, clock, out| {
             scheduler.submit(submission((0..300).map(|i| i * 5 % 400).collect(), 12), clock, out);

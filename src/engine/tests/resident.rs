@@ -164,7 +164,7 @@ fn compare_all(name: &'static str) {
     let model = Fixture { name, device: DeviceSetting::Cpu };
     let mut random = TestRunner::deterministic();
     let mut seen = Seen::default();
-    for policy in [SnapshotPolicy::Every, SnapshotPolicy::Last, SnapshotPolicy::None] {
+    for policy in [SnapshotPolicy::EVERY, SnapshotPolicy::Last, SnapshotPolicy::None] {
         for (chunk_tokens, max_sequences, snapshots) in [(7, 3, 3), (64, 2, 30), (150, 3, 8), (500, 2, 1)] {
             let steps = prop::collection::vec(step(300), 10).new_tree(&mut random).unwrap().current();
             compare(model, &ground(policy, chunk_tokens, max_sequences, snapshots), &steps, &mut seen);
@@ -192,8 +192,8 @@ fn on_mlx_hybrids_reply_what_computing_anew_gives() {
         let mut random = TestRunner::deterministic();
         let mut seen = Seen::default();
         for (policy, chunk_tokens, max_sequences, snapshots) in [
-            (SnapshotPolicy::Every, 64, 3, 30),
-            (SnapshotPolicy::Every, 150, 2, 3),
+            (SnapshotPolicy::EVERY, 64, 3, 30),
+            (SnapshotPolicy::EVERY, 150, 2, 3),
             (SnapshotPolicy::Last, 40, 2, 8),
         ] {
             let steps = prop::collection::vec(step(300), 8).new_tree(&mut random).unwrap().current();
