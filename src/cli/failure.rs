@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use crate::cache::tier::TierError;
 use crate::config::ConfigError;
 use crate::event::record::RecordError;
 use crate::model::ModelError;
@@ -67,6 +68,12 @@ impl From<ConfigError> for Failure {
 
 impl From<RecordError> for Failure {
     fn from(error: RecordError) -> Failure {
+        Failure::input(error)
+    }
+}
+
+impl From<TierError> for Failure {
+    fn from(error: TierError) -> Failure {
         Failure::input(error)
     }
 }

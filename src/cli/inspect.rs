@@ -1,5 +1,6 @@
 //! `inspect`: what a file contains, whichever kind it is.
 
+mod cache;
 mod model;
 mod recording;
 mod session;
@@ -12,6 +13,7 @@ use clap::ValueHint;
 
 use super::output::Output;
 use super::{Example, Failure, examples};
+use crate::cache::tier;
 use crate::event::record;
 
 pub(super) const EXAMPLES: &[Example] = &[
@@ -21,13 +23,14 @@ pub(super) const EXAMPLES: &[Example] = &[
     ("escarp inspect steady", "a bundled session: its requests and how history changes"),
     ("escarp inspect my-session.jsonl --model SmolLM2.gguf", "a session, counted in this model's tokens"),
     ("escarp inspect run.jsonl --json", "a recording: the run, its rows, its ledger hash"),
+    ("escarp inspect my-cache --verify", "a cache folder: chains, tokens, bytes, and every file checked"),
 ];
 
 /// Options of `inspect`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = examples(EXAMPLES))]
 pub(super) struct Options {
-    /// A model (bundled name, GGUF file or folder), a session (bundled name or file), or a recording
+    /// A model (bundled name, GGUF file or folder), a session (bundled name or file), a recording, or a cache folder
     #[arg(value_name = "WHAT", value_hint = ValueHint::AnyPath)]
     what: String,
     /// Count a session's tokens with this model's tokenizer
@@ -36,6 +39,9 @@ pub(super) struct Options {
     /// Tell a model's memory in contexts of N tokens (several: `4000,16000`)
     #[arg(long, value_name = "N", value_delimiter = ',')]
     context: Vec<u64>,
+    /// Read all of a cache folder's files and check them, not only their headers
+    #[arg(long)]
+    verify: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -47,13 +53,14 @@ enum Kind {
     Model,
     Session,
     Recording,
+    Cache,
 }
 
 impl Kind {
     /// Decided by content. What is not there may be a bundled session's name.
     fn of(path: &Path) -> Result<Kind, Failure> {
         if path.is_dir() {
-            return Ok(Kind::Model);
+            return Ok(if tier::is_cache_folder(path) { Kind::Cache } else { Kind::Model });
         }
         if record::is_recording(path) {
             return Ok(Kind::Recording);
@@ -88,10 +95,17 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
             path.display()
         )));
     }
+    if kind != Kind::Cache && options.verify {
+        return Err(Failure::input(format_args!(
+            "{}: --verify checks a cache folder's files, and this is none; give a cache folder",
+            path.display()
+        )));
+    }
     let mut output = Output::stdout();
     match kind {
         Kind::Session => session::inspect(&options.what, options.model.as_deref(), options.json, &mut output),
         Kind::Recording => recording::inspect(path, options.json, &mut output),
+        Kind::Cache => cache::inspect(path, options.verify, options.json, &mut output),
         Kind::Model => model::inspect(path, &options.context, options.json, &mut output),
     }
 }
@@ -117,5 +131,9 @@ mod tests {
             assert_eq!(Kind::of(file.path()).ok(), kind, "{content:?}");
         }
         assert_eq!(Kind::of(Path::new("/")).ok(), Some(Kind::Model));
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(Kind::of(folder.path()).ok(), Some(Kind::Model));
+        std::fs::write(folder.path().join("lock"), "escarp cache 1\n").unwrap();
+        assert_eq!(Kind::of(folder.path()).ok(), Some(Kind::Cache));
     }
 }

@@ -45,7 +45,7 @@ enum Command {
     Tui(tui::Options),
     /// Replay a session without a terminal and print one row a request.
     Replay(replay::Options),
-    /// Say what a model, a session or a recording contains.
+    /// Say what a model, a session, a recording or a cache folder contains.
     Inspect(inspect::Options),
     /// Print the logits of a token sequence.
     Logits(logits::Options),

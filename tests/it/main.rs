@@ -9,4 +9,5 @@ mod platforms;
 mod pty;
 mod readme;
 mod session;
+mod tier;
 mod tui;

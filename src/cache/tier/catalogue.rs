@@ -124,6 +124,41 @@ impl Catalogue {
         self.evicted.get(key).copied()
     }
 
+    /// Every written file, least recently used first.
+    pub(super) fn by_use(&self) -> Vec<(&Key, &Entry)> {
+        let mut files: Vec<_> = self.entries.iter().filter(|(_, entry)| entry.mtime_ns > 0).collect();
+        files.sort_unstable_by_key(|(_, entry)| entry.used);
+        files
+    }
+
+    /// The identities that entries give by number.
+    pub(super) fn identities(&self) -> &[IdentityFacts] {
+        &self.identities
+    }
+
+    /// Whether all that is derived from the entries is as they say.
+    #[cfg(test)]
+    pub(super) fn order_is_sound(&self) -> Result<(), String> {
+        let (mut own, mut foreign) = (Holding::default(), Holding::default());
+        for (key, entry) in &self.entries {
+            let holding = if self.is_own(entry) { &mut own } else { &mut foreign };
+            holding.bytes += entry.bytes;
+            match key.part {
+                Part::Block => holding.blocks += 1,
+                Part::Snapshot => holding.snapshots += 1,
+            }
+            let behind =
+                |other: &&Key| other.part == Part::Block && self.entries[other].parent == Some(key.hash);
+            let leaf = key.part == Part::Snapshot || !self.entries.keys().any(|other| behind(&other));
+            if (self.order.get(&entry.used) == Some(key)) != leaf {
+                return Err(format!("{key:?} is a leaf: {leaf}"));
+            }
+        }
+        let leaves = self.order.values().filter(|key| self.entries.contains_key(key)).count();
+        let sound = own == self.own && foreign == self.foreign && leaves == self.order.len();
+        if sound { Ok(()) } else { Err(format!("{own:?} {foreign:?} {self:?}")) }
+    }
+
     /// Takes a file that was in the folder, as more recently used than all before.
     pub(super) fn restore(&mut self, file: Scanned) {
         let Scanned { key, header, bytes, mtime_ns } = file;
@@ -301,13 +336,14 @@ impl Catalogue {
         Some(path)
     }
 
-    /// Forgets a file that could not be set aside.
-    pub(super) fn forget_aside(&mut self, path: &Path) {
-        if let Some(at) = self.aside.iter().position(|(aside, _)| aside == path)
-            && let Some((_, bytes)) = self.aside.remove(at)
-        {
-            self.aside_bytes -= bytes;
-        }
+    /// Corrects the size of a file that was set aside; without one it was not, and is forgotten.
+    pub(super) fn resize_aside(&mut self, path: &Path, bytes: Option<u64>) {
+        let Some(at) = self.aside.iter().position(|(aside, _)| aside == path) else { return };
+        let before = match bytes {
+            Some(bytes) => std::mem::replace(&mut self.aside[at].1, bytes),
+            None => self.aside.remove(at).map_or(0, |(_, bytes)| bytes),
+        };
+        self.aside_bytes = self.aside_bytes - before + bytes.unwrap_or(0);
     }
 
     /// The longest prefix of `tokens`, in tokens, that blocks of one other identity hold, and that identity.

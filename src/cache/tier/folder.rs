@@ -9,6 +9,7 @@
 //! damaged/                          files that failed a check, with the cause beside them
 //! ```
 
+use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -25,9 +26,10 @@ use crate::cache::chain::BlockHash;
 /// First line of the lock file: what makes a folder a cache folder.
 const MARKER: &str = "escarp cache 1";
 const LOCK: &str = "lock";
-const TEMPORARY: &str = "tmp";
-const DAMAGED: &str = "damaged";
-const EXTENSION: &str = "safetensors";
+const INDEX: &str = "index";
+pub(super) const TEMPORARY: &str = "tmp";
+pub(super) const DAMAGED: &str = "damaged";
+pub(super) const EXTENSION: &str = "safetensors";
 
 /// Damaged files that are kept for a look; older ones are deleted.
 pub(super) const MOST_ASIDE: usize = 32;
@@ -63,7 +65,7 @@ pub(super) struct Damaged {
 /// What is in a folder.
 #[derive(Debug, Default)]
 pub(super) struct Scan {
-    /// Least recently changed first.
+    /// Least recently used first, as far as that is known.
     pub(super) files: Vec<Scanned>,
     pub(super) damaged: Vec<Damaged>,
     /// Bytes and path of each file set aside.
@@ -124,17 +126,22 @@ impl Folder {
 
     /// Where a file is.
     pub(super) fn path(&self, key: Key) -> PathBuf {
-        let name = format::hex(key.hash.bytes());
-        let mut path = self.root.join(key.part.folder());
-        path.push(&name[..2]);
-        path.push(name);
-        path.set_extension(EXTENSION);
-        path
+        path_in(&self.root, key)
     }
 
     /// Where a file is while it is written.
     pub(super) fn temporary(&self, serial: u64) -> PathBuf {
         self.root.join(TEMPORARY).join(format!("{serial}.{EXTENSION}"))
+    }
+
+    /// Where the index is.
+    pub(super) fn index(&self) -> PathBuf {
+        self.root.join(INDEX)
+    }
+
+    /// Where the index is while it is written.
+    pub(super) fn temporary_index(&self) -> PathBuf {
+        self.root.join(TEMPORARY).join(INDEX)
     }
 
     /// Where a damaged file goes: its name, its part, and when it was written, so that a later one of its name gets another.
@@ -157,16 +164,28 @@ impl Folder {
         Ok(())
     }
 
-    /// Reads the header of every file.
-    pub(super) fn scan(&self) -> Result<Scan, TierError> {
+    /// Lists every file. What `indexed` says of one that has not changed since is believed; of others the header is read.
+    pub(super) fn scan(&self, indexed: Vec<Scanned>) -> Result<Scan, TierError> {
+        let by_key: HashMap<Key, usize> =
+            indexed.iter().enumerate().map(|(number, file)| (file.key, number)).collect();
+        let examine = |listed: Listed| {
+            let known = by_key.get(&listed.key).map(|number| (*number, &indexed[*number]));
+            match known.filter(|(_, known)| is_unchanged(&listed.path, known)) {
+                Some((number, known)) => Ok((number, known.clone())),
+                // Not in the index, so written after it was.
+                None => read_header(&listed).map(|file| (usize::MAX, file)),
+            }
+        };
         let mut scan = Scan::default();
-        for found in list(&self.root)?.into_par_iter().map(read_header).collect::<Vec<_>>() {
+        let mut files = Vec::new();
+        for found in list(&self.root)?.into_par_iter().map(examine).collect::<Vec<_>>() {
             match found {
-                Ok(file) => scan.files.push(file),
+                Ok(file) => files.push(file),
                 Err(damaged) => scan.damaged.push(damaged),
             }
         }
-        scan.files.sort_by_key(|file| (file.mtime_ns, file.key));
+        files.sort_by_key(|(number, file)| (*number, file.mtime_ns, file.key));
+        scan.files = files.into_iter().map(|(_, file)| file).collect();
         let aside = self.root.join(DAMAGED);
         let failed = |source| TierError::Io { doing: "list a folder", path: aside.clone(), source };
         for entry in fs::read_dir(&aside).map_err(failed)? {
@@ -178,6 +197,16 @@ impl Folder {
         }
         Ok(scan)
     }
+}
+
+/// Where a file is in the cache folder `root`.
+pub(super) fn path_in(root: &Path, key: Key) -> PathBuf {
+    let name = format::hex(key.hash.bytes());
+    let mut path = root.join(key.part.folder());
+    path.push(&name[..2]);
+    path.push(name);
+    path.set_extension(EXTENSION);
+    path
 }
 
 /// A file of the tier by name, unopened.
@@ -226,10 +255,16 @@ fn names(folder: &Path) -> Result<Vec<String>, TierError> {
     Ok(names)
 }
 
+fn is_unchanged(path: &Path, known: &Scanned) -> bool {
+    let metadata = fs::symlink_metadata(path).ok().filter(fs::Metadata::is_file);
+    metadata.is_some_and(|metadata| (metadata.len(), modified(&metadata)) == (known.bytes, known.mtime_ns))
+}
+
 /// Opens a file, reads its first bytes, and checks them against its name and length.
-fn read_header(Listed { key, path }: Listed) -> Result<Scanned, Damaged> {
+pub(super) fn read_header(listed: &Listed) -> Result<Scanned, Damaged> {
+    let key = listed.key;
     let mut facts = (0, 0);
-    let header = start_of(&path, &mut facts);
+    let header = start_of(&listed.path, &mut facts);
     let (bytes, mtime_ns) = facts;
     let damaged = |what| Damaged { key, bytes, mtime_ns, what };
     let header = header.map_err(damaged)?;
@@ -327,6 +362,39 @@ fn take_lock(file: &File, root: &Path, path: &Path) -> Result<(), TierError> {
     let pid = File::open(path).and_then(|mut file| first_bytes(&mut file)).ok();
     let pid = pid.and_then(|lines| owner(&lines));
     Err(TierError::Locked { folder: root.to_owned(), pid })
+}
+
+/// Whether a folder says of itself that it is a cache folder, of whichever format.
+pub fn is_cache_folder(root: &Path) -> bool {
+    let lines = open_regular(&root.join(LOCK)).and_then(|mut file| first_bytes(&mut file));
+    lines.is_ok_and(|lines| lines.starts_with("escarp cache "))
+}
+
+/// Who has a folder: nobody, or somebody with a process number where it is known. Fails where this is no cache folder, or one of
+/// another format.
+pub(super) fn owner_of(root: &Path) -> Result<Option<Option<u32>>, TierError> {
+    let path = root.join(LOCK);
+    let failed = |source| TierError::Io { doing: "open the lock file", path: path.clone(), source };
+    let mut file = open_regular(&path).map_err(failed)?;
+    let lines = first_bytes(&mut file).map_err(failed)?;
+    let found = lines.lines().next().unwrap_or_default();
+    if found != MARKER {
+        let found = found.chars().take(40).collect();
+        return Err(TierError::Version { folder: root.to_owned(), found, expected: MARKER });
+    }
+    match file.try_lock_shared() {
+        Ok(()) => Ok(None),
+        Err(TryLockError::WouldBlock) => Ok(Some(owner(&lines))),
+        Err(TryLockError::Error(error)) => Err(failed(error)),
+    }
+}
+
+/// Files in one of a cache folder's folders that has no shards, and their bytes.
+pub(super) fn count(root: &Path, folder: &str, of: impl Fn(&Path) -> bool) -> (u64, u64) {
+    let entries = fs::read_dir(root.join(folder)).into_iter().flatten().flatten();
+    let sizes =
+        entries.filter(|entry| of(&entry.path())).filter_map(|entry| Some(entry.metadata().ok()?.len()));
+    sizes.fold((0, 0), |(files, bytes), size| (files + 1, bytes + size))
 }
 
 fn owner(lines: &str) -> Option<u32> {

@@ -31,6 +31,8 @@ pub const CHECKSUM_BYTES: u64 = 32;
 pub const LENGTH_BYTES: u64 = 8;
 /// A longer header is none of ours.
 pub const MOST_HEADER_BYTES: u64 = 16 << 10;
+/// More state than any file holds; a bound that keeps sums of sizes from overflowing.
+const MOST_DATA_BYTES: u64 = 1 << 40;
 
 /// What a file says about the identity of its state: [`Identity`], as of whoever wrote it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -360,6 +362,7 @@ fn layout(raw: &Raw<'_>, header: &Header) -> Result<u64, FormatError> {
     let mut at = 0_u64;
     let mut check = |name, tensor: &RawTensor<'_>, dtype, width: u64, length: u64| {
         let end = length.checked_mul(width).and_then(|bytes| at.checked_add(bytes));
+        let end = end.filter(|end| *end <= MOST_DATA_BYTES);
         let end = end.ok_or_else(|| bad(name, "larger than any file"))?;
         if tensor.dtype != dtype || tensor.shape != [length] || tensor.data_offsets != [at, end] {
             return Err(bad(name, "not of the type, shape and place it should have"));

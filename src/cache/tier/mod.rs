@@ -8,6 +8,9 @@
 //! Pages and slots are opaque bytes here. What they mean is bound by the [identity](super::chain::Identity): a file of another identity is
 //! never state, only an explanation.
 //!
+//! The [`index_file`] saves the next opening the reading of headers, and keeps the order of use; [`inventory`] says what a folder holds
+//! without owning it.
+//!
 //! One process owns a [`folder`] at a time. All its files together, whoever's they are, stay within a bound of bytes, least recently used
 //! first.
 
@@ -15,11 +18,13 @@ mod catalogue;
 mod faults;
 mod folder;
 pub mod format;
+mod index_file;
+pub mod inventory;
+mod outcome;
 mod reader;
 mod writer;
 
 use std::collections::VecDeque;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,7 +35,9 @@ pub use catalogue::Evicted;
 use catalogue::{Catalogue, Entry, Key};
 pub use faults::{Region, TierFault};
 use folder::Folder;
+pub use folder::is_cache_folder;
 pub use format::IdentityFacts;
+pub use outcome::{ForeignMatch, Lookup, Note, Offer, TierError, TierFacts};
 use reader::{Expected, Readers};
 pub use reader::{Payload, ReadFailure, Reading, State};
 use writer::{Done, Writer};
@@ -142,80 +149,6 @@ impl Default for Tuning {
     }
 }
 
-/// Why a cache folder cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum TierError {
-    /// Another process has it, or another cache of this one.
-    #[error(
-        "{}: in use by {}; end that, or give another folder",
-        .folder.display(), .pid.map_or("another process".to_owned(), |pid| format!("process {pid}"))
-    )]
-    Locked {
-        /// The folder.
-        folder: PathBuf,
-        /// The process that has it, where it left its number.
-        pid: Option<u32>,
-    },
-    /// It holds something else.
-    #[error("{}: not a cache folder, and not empty either; give an empty folder or one that does not exist", .folder.display())]
-    NotACache {
-        /// The folder.
-        folder: PathBuf,
-    },
-    /// It was written by another version of this program.
-    #[error("{}: a cache folder of format {found:?}, this is {expected:?}; remove it or give another folder", .folder.display())]
-    Version {
-        /// The folder.
-        folder: PathBuf,
-        /// The format it has.
-        found: String,
-        /// The format this program reads and writes.
-        expected: &'static str,
-    },
-    /// The operating system refused something.
-    #[error("{}: cannot {doing}: {source}; free or permit it, or give another folder", .path.display())]
-    Io {
-        /// What could not be done.
-        doing: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
-    /// A thread could not be started.
-    #[error("cannot start a thread for the cache folder: {0}")]
-    Thread(io::Error),
-    /// A fault was to be done to a file that is not there.
-    #[error("no such {} in the cache folder", .0.word())]
-    NotHeld(Part),
-}
-
-/// What became of an offer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Offer {
-    /// It is held from now on, and will be written.
-    Taken,
-    /// It was held before.
-    AlreadyHeld,
-    /// More is waiting to be written than may; it is not held.
-    QueueFull,
-    /// Writing has failed and is not tried again yet; it is not held.
-    Suspended,
-    /// The bound of bytes has no room for it beside what it builds on; it is not held.
-    NoRoom,
-}
-
-/// What the tier knows of a block or snapshot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lookup<'a> {
-    /// It is held, on disk or on the way there.
-    Held(&'a Origin),
-    /// It was held, and has been evicted since this process opened the folder.
-    Evicted(Evicted),
-    /// It is not held, and was not as far as anybody remembers.
-    Absent,
-}
-
 /// Something to read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
@@ -227,105 +160,11 @@ pub struct Wanted {
     pub tokens: Box<[u32]>,
 }
 
-/// Something that happened on the tier's threads, or because of the bound.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Note {
-    /// A file is on disk, durably.
-    Written {
-        /// Which half.
-        part: Part,
-        /// Its block.
-        hash: BlockHash,
-        /// Bytes of the file.
-        bytes: u64,
-    },
-    /// A file could not be written, and what it would have held is not held.
-    WriteFailed {
-        /// Which half.
-        part: Part,
-        /// Its block.
-        hash: BlockHash,
-        /// Why.
-        error: String,
-    },
-    /// A file failed a check. It was moved aside and is not held any more.
-    Damaged {
-        /// Which half.
-        part: Part,
-        /// Its block.
-        hash: BlockHash,
-        /// What is wrong with it.
-        what: String,
-    },
-    /// Files were deleted to stay within the bound.
-    Evicted {
-        /// How many.
-        files: u64,
-        /// Their bytes.
-        bytes: u64,
-    },
-    /// Nothing is written for a while.
-    Suspended {
-        /// Why.
-        reason: String,
-    },
-    /// Writing works again.
-    Resumed,
-    /// A file could not be deleted or moved; it stays, and its bytes are no longer counted.
-    Stuck {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        error: String,
-    },
-}
-
-/// The tier in figures.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct TierFacts {
-    /// Blocks held, of this identity.
-    pub blocks: u64,
-    /// Snapshots held, of this identity.
-    pub snapshots: u64,
-    /// Bytes of all files that count against the limit, those on their way to the disk too.
-    pub bytes: u64,
-    /// The bound on them.
-    pub limit: u64,
-    /// Files on their way to the disk.
-    pub queued_files: u64,
-    /// State waiting in memory, bytes.
-    pub queued_bytes: u64,
-    /// Files written since the folder was opened.
-    pub written_files: u64,
-    /// Their bytes.
-    pub written_bytes: u64,
-    /// Files deleted to stay within the bound since the folder was opened.
-    pub evicted_files: u64,
-    /// Offers declined for a full queue, a suspension or want of room.
-    pub declined: u64,
-    /// Files that failed a check.
-    pub damaged: u64,
-    /// Files that could not be written.
-    pub failed_writes: u64,
-    /// Why nothing is being written, if so.
-    pub problem: Option<String>,
-    /// Blocks of other identities.
-    pub foreign_blocks: u64,
-    /// Bytes of all files of other identities.
-    pub foreign_bytes: u64,
-}
-
-/// A prefix whose state another identity has.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ForeignMatch {
-    /// Tokens of the prefix.
-    pub tokens: usize,
-    /// In which way that identity differs: `precision f32, here int8`.
-    pub differs: String,
-}
-
 /// Notes that wait to be fetched. Later ones are counted in [`TierFacts`] and not told.
 const MOST_NOTES: usize = 16_384;
+
+/// Files written between two savings of the index. One that an index lacks costs the next opening the reading of its header.
+const INDEX_AFTER: u64 = 1024;
 
 /// A cache folder, owned.
 #[derive(Debug)]
@@ -342,6 +181,8 @@ pub struct Tier {
     readers: Readers,
     notes: VecDeque<Note>,
     counts: TierFacts,
+    /// Files written since the index was.
+    unindexed: u64,
 }
 
 impl Tier {
@@ -370,7 +211,7 @@ impl Tier {
         folder.remove_leftovers()?;
         let identity = IdentityFacts::of(identity);
         let mut catalogue = Catalogue::new(&identity);
-        let scan = folder.scan()?;
+        let scan = folder.scan(index_file::load(&folder.index()))?;
         let writer = Writer::start(Arc::clone(&folder), tuning)?;
         let readers = Readers::start(writer.faults())?;
         let mut notes = VecDeque::new();
@@ -403,7 +244,9 @@ impl Tier {
             readers,
             notes,
             counts,
+            unindexed: 0,
         };
+        tier.trim_aside();
         tier.make_room(Stamp::default(), None);
         Ok(tier)
     }
@@ -432,6 +275,9 @@ impl Tier {
 
     /// Offers a block's state: `tokens` are the block's own, `state` is the page. Evicts on behalf of the origin's request, at
     /// `now`, what has to make room. Never waits.
+    ///
+    /// Offer a chain from its first block on and end where one is declined, as no prompt would get to what is behind; then
+    /// [`Tier::touch`] it.
     pub fn offer_block(
         &mut self,
         place: &Place,
@@ -586,8 +432,9 @@ impl Tier {
             if self.drop_aside() {
                 continue;
             }
-            let Some(key) = self.catalogue.oldest().filter(|key| Some(*key) != sake.map(|(_, key)| key))
-            else {
+            // A block would take its snapshot along.
+            let is_sake = |key: &Key| sake.is_some_and(|(_, sake)| sake.hash == key.hash);
+            let Some(key) = self.catalogue.oldest().filter(|key| !is_sake(key)) else {
                 fits = sake.is_none();
                 break;
             };
@@ -665,6 +512,7 @@ impl Tier {
                     self.counts.written_files += 1;
                     self.counts.written_bytes += bytes;
                     self.catalogue.written(&key, serial, mtime_ns);
+                    self.unindexed += 1;
                     self.note(Note::Written { part: key.part, hash: key.hash, bytes });
                 }
                 Done::Failed { key, serial, error } => {
@@ -675,9 +523,18 @@ impl Tier {
                 Done::Suspended { reason } => self.note(Note::Suspended { reason }),
                 Done::Resumed => self.note(Note::Resumed),
                 Done::Stuck { path, error } => self.note(Note::Stuck { path, error }),
-                Done::NotAside { path } => self.catalogue.forget_aside(&path),
+                Done::Aside { path, bytes } => self.catalogue.resize_aside(&path, bytes),
             }
         }
+        if self.unindexed >= INDEX_AFTER {
+            self.save_index();
+        }
+    }
+
+    /// Has the index written, as of now.
+    fn save_index(&mut self) {
+        self.unindexed = 0;
+        self.writer.index(index_file::encode(&self.catalogue));
     }
 
     fn expected(&self, wanted: &Wanted) -> Option<(PathBuf, Expected)> {
@@ -698,8 +555,11 @@ impl Tier {
 
 impl Drop for Tier {
     fn drop(&mut self) {
-        let flushed = self.writer.close(self.tuning.closing);
-        self.drain();
+        let deadline = Instant::now() + self.tuning.closing;
+        if self.flush(self.tuning.closing) {
+            self.save_index();
+        }
+        let flushed = self.writer.close(deadline.saturating_duration_since(Instant::now()));
         // A writer that is still at it has the folder, and with it the lock, until it is done.
         if flushed {
             self.folder.release();

@@ -34,8 +34,8 @@ pub(super) enum Done {
     Resumed,
     /// A file could not be deleted.
     Stuck { path: PathBuf, error: String },
-    /// A file could not be moved, or was not there.
-    NotAside { path: PathBuf },
+    /// A file was moved, and has so many bytes; `None` where it could not be, or was not there.
+    Aside { path: PathBuf, bytes: Option<u64> },
 }
 
 #[derive(Debug)]
@@ -43,6 +43,7 @@ enum Job {
     Write { key: Key, serial: u64, image: Arc<Image> },
     Delete(PathBuf),
     SetAside { from: PathBuf, to: PathBuf, cause: String },
+    Index(Vec<u8>),
 }
 
 /// What waits, in figures.
@@ -64,7 +65,7 @@ struct Queue {
     jobs: VecDeque<Job>,
     /// State not yet in a file of its final name, by name.
     pending: HashMap<Key, (u64, Arc<Image>)>,
-    /// Bytes of all images that wait, forgotten ones too.
+    /// Bytes of all state that waits, forgotten state too.
     bytes: u64,
     /// Files to write that are not durable yet.
     files: u64,
@@ -133,7 +134,7 @@ impl Writer {
     pub(super) fn write(&self, key: Key, serial: u64, image: Image) {
         let image = Arc::new(image);
         let mut queue = self.shared.lock();
-        queue.bytes += image.bytes();
+        queue.bytes += image.state.len() as u64;
         queue.files += 1;
         queue.pending.insert(key, (serial, Arc::clone(&image)));
         self.push(queue, Job::Write { key, serial, image });
@@ -145,6 +146,10 @@ impl Writer {
 
     pub(super) fn set_aside(&self, from: PathBuf, to: PathBuf, cause: &str) {
         self.push(self.shared.lock(), Job::SetAside { from, to, cause: cause.to_owned() });
+    }
+
+    pub(super) fn index(&self, bytes: Vec<u8>) {
+        self.push(self.shared.lock(), Job::Index(bytes));
     }
 
     fn push(&self, mut queue: MutexGuard<'_, Queue>, job: Job) {
@@ -223,6 +228,7 @@ impl Worker {
                 Job::Write { key, serial, image } => self.write(key, serial, &image),
                 Job::Delete(path) => self.delete(path),
                 Job::SetAside { from, to, cause } => self.set_aside(&from, to, &cause),
+                Job::Index(bytes) => self.index(&bytes),
             }
             self.jobs += 1;
         }
@@ -254,14 +260,23 @@ impl Worker {
     /// Makes durable what was renamed, and says so.
     fn report(&mut self) {
         let synced = std::mem::take(&mut self.dirty).iter().try_for_each(|folder| sync_folder(folder));
+        let batch = std::mem::take(&mut self.batch);
+        if synced.is_err() {
+            for Finished { key, .. } in &batch {
+                // Whole, but nobody knows for how long.
+                let _ = fs::remove_file(self.shared.folder.path(*key));
+            }
+        }
         let mut queue = self.shared.lock();
-        queue.files = queue.files.saturating_sub(self.batch.len() as u64);
+        queue.files = queue.files.saturating_sub(batch.len() as u64);
         queue.unfinished = queue.unfinished.saturating_sub(std::mem::take(&mut self.jobs));
-        for Finished { key, serial, bytes, mtime_ns } in self.batch.drain(..) {
-            queue.done.push(Done::Written { key, serial, bytes, mtime_ns });
+        for Finished { key, serial, bytes, mtime_ns } in batch {
+            queue.done.push(match &synced {
+                Ok(()) => Done::Written { key, serial, bytes, mtime_ns },
+                Err(error) => Done::Failed { key, serial, error: error.to_string() },
+            });
         }
         if let Err(error) = synced {
-            // The files are there and whole; what is not sure is that they outlive a power cut.
             suspend(&mut queue, self.shared.tuning, format!("a folder cannot be synced: {error}"));
         }
         if queue.unfinished == 0 {
@@ -280,7 +295,7 @@ impl Worker {
             None => (self.write_file(key, serial, image).map_err(|error| error.to_string()), true),
         };
         let mut queue = self.shared.lock();
-        queue.bytes = queue.bytes.saturating_sub(image.bytes());
+        queue.bytes = queue.bytes.saturating_sub(image.state.len() as u64);
         if queue.pending.get(&key).is_some_and(|(pending, _)| *pending == serial) {
             queue.pending.remove(&key);
         }
@@ -330,6 +345,26 @@ impl Worker {
         Ok(folder::modified(&file.metadata()?))
     }
 
+    fn index(&mut self, bytes: &[u8]) {
+        let folder = &self.shared.folder;
+        let (temporary, path) = (folder.temporary_index(), folder.index());
+        let write = || {
+            let options = &mut OpenOptions::new();
+            let mut file =
+                folder::private(options.write(true).create(true).truncate(true)).open(&temporary)?;
+            self.shared.faults.check_space()?;
+            file.write_all(bytes)?;
+            file.write_all(blake3::hash(bytes).as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&temporary, &path)
+        };
+        match write() {
+            Ok(()) => self.dirty.extend(path.parent().map(Path::to_owned)),
+            // Without an index, or with an old one, headers are read.
+            Err(_) => drop(fs::remove_file(&temporary)),
+        }
+    }
+
     fn delete(&self, path: PathBuf) {
         match fs::remove_file(&path) {
             Ok(()) => {}
@@ -345,10 +380,12 @@ impl Worker {
             let file = folder::private(options.write(true).create(true).truncate(true)).open(note);
             // The cause is for whoever looks; without it the file is still out of the way.
             let _ = file.and_then(|mut file| file.write_all(cause.as_bytes()));
+            let bytes = fs::symlink_metadata(&to).ok().map(|metadata| metadata.len());
+            self.shared.lock().done.push(Done::Aside { path: to, bytes });
             return;
         };
         let mut queue = self.shared.lock();
-        queue.done.push(Done::NotAside { path: to });
+        queue.done.push(Done::Aside { path: to, bytes: None });
         if error.kind() != io::ErrorKind::NotFound {
             queue.done.push(Done::Stuck { path: from.to_owned(), error: error.to_string() });
         }
