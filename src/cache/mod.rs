@@ -115,6 +115,8 @@ pub struct Cache {
     root: BlockHash,
     block_tokens: usize,
     budget: Budget,
+    /// The most snapshots there may be, whatever the budget has room for.
+    max_snapshots: usize,
     pages: Pool<PageId>,
     slots: Pool<SlotId>,
     /// Slots in use as live state of running sequences; all others in use hold snapshots.
@@ -135,6 +137,7 @@ impl Cache {
             root: identity.root(),
             block_tokens,
             budget,
+            max_snapshots: usize::MAX,
             pages: Pool::default(),
             slots: Pool::default(),
             live_slots: 0,
@@ -144,6 +147,11 @@ impl Cache {
             evictions: 0,
             dropped_snapshots: 0,
         }
+    }
+
+    /// Allows at most `most` snapshots from here on, also where the budget has room for more.
+    pub fn limit_snapshots(&mut self, most: usize) {
+        self.max_snapshots = most;
     }
 
     /// Tokens a block holds.
@@ -363,8 +371,8 @@ impl Cache {
     pub fn allocate_snapshot(&mut self, request: RequestId, now: Stamp) -> Option<SlotRef> {
         let snapshots = self.snapshots_in_use() + 1;
         let slots = self.committed_slots(snapshots);
-        let room =
-            snapshots <= self.budget.most_snapshots() && self.budget.allows(self.pages.high_water(), slots);
+        let most = self.budget.most_snapshots().min(self.max_snapshots);
+        let room = snapshots <= most && self.budget.allows(self.pages.high_water(), slots);
         if room {
             return self.slots.reuse().or_else(|| self.slots.grow());
         }

@@ -238,6 +238,20 @@ fn the_least_recently_used_snapshot_makes_room_and_its_block_stays() {
 }
 
 #[test]
+fn there_are_no_more_snapshots_than_were_allowed() {
+    let mut cache = hybrid(40, 3);
+    cache.limit_snapshots(2);
+    let tokens: Vec<u32> = (0..16).collect();
+    store_with_snapshots(&mut cache, &tokens, &[1, 2], 1);
+    store_with_snapshots(&mut cache, &tokens, &[3], 2);
+    assert_eq!(snapshots_at(&mut cache, &tokens), [2, 3]);
+    assert_eq!((cache.cached_blocks(), cache.dropped_snapshots()), (4, 1));
+    let mut none = hybrid(40, 3);
+    none.limit_snapshots(0);
+    assert_eq!(none.allocate_snapshot(RequestId(1), Stamp(1)), None);
+}
+
+#[test]
 fn a_block_that_lost_its_snapshot_takes_another() {
     let tokens: Vec<u32> = (0..16).collect();
     for (room, stays) in [(3, true), (2, false)] {

@@ -357,7 +357,7 @@ mod tests {
         assert_eq!(
             keys_of("cache.xyz=1"),
             "the keys are cache.block_tokens, cache.dir, cache.enabled, cache.hybrid_block_tokens, \
-             cache.placeholder_policy, cache.ram_bytes, cache.snapshot_policy, cache.ssd_bytes, cache.ssd_wait_s"
+             cache.max_snapshots, cache.placeholder_policy, cache.ram_bytes, cache.snapshot_policy, cache.ssd_bytes, cache.ssd_wait_s"
         );
         assert!(keys_of("frobnicate=1").contains("model.path, "));
         assert!(set(&["cache.block_tokens"]).unwrap_err().problem.contains('='));

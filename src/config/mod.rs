@@ -158,6 +158,8 @@ pub struct CacheConfig {
     /// Upper bound of state in RAM, running requests included, bytes; `"4GiB"` in a file.
     #[serde(deserialize_with = "bytes::deserialize")]
     pub ram_bytes: u64,
+    /// Upper bound of snapshots held at once; without one, what `ram_bytes` has room for.
+    pub max_snapshots: Option<usize>,
     /// Folder of the SSD tier; without one there is none.
     pub dir: Option<PathBuf>,
     /// Upper bound of the folder's files, bytes.
@@ -183,6 +185,7 @@ impl Default for CacheConfig {
             snapshot_policy: SnapshotPolicy::EVERY,
             placeholder_policy: PlaceholderPolicy::WalkBack,
             ram_bytes: 4 << 30,
+            max_snapshots: None,
             dir: None,
             ssd_bytes: 16 << 30,
             ssd_wait_s: 10.0,

@@ -215,6 +215,7 @@ fn serve(
     };
     let identity = cache_identity(&facts, &text);
     let mut cache = Cache::new(&identity, facts.page_tokens, budget);
+    cache.limit_snapshots(config.cache.max_snapshots.unwrap_or(usize::MAX));
     if let Some(dir) = &config.cache.dir {
         let layers = Layers { attention: facts.attention_layers, recurrent: facts.recurrent_layers };
         let (page, slot) = executor.exported_bytes();

@@ -40,11 +40,11 @@ pub(crate) fn succeed<S: AsRef<OsStr>>(arguments: &[S]) -> String {
 }
 
 /// What `replay --json` prints: one object a line.
-fn rows(text: &str) -> Vec<Value> {
+pub(crate) fn rows(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn number(row: &Value, field: &str) -> u64 {
+pub(crate) fn number(row: &Value, field: &str) -> u64 {
     row[field].as_u64().unwrap_or_else(|| panic!("`{field}` is {} in {row}", row[field]))
 }
 
@@ -59,7 +59,7 @@ fn names() -> impl Iterator<Item = &'static str> {
 }
 
 /// What must hold for every row of every replay.
-fn check_rows(rows: &[Value]) {
+pub(crate) fn check_rows(rows: &[Value]) {
     assert!(!rows.is_empty());
     let mut before = None;
     for row in rows {
@@ -69,6 +69,10 @@ fn check_rows(rows: &[Value]) {
         assert!(checkpoint < prompt, "at least one token is computed: {row}");
         assert!(checkpoint <= number(row, "matched_with_state_tokens"), "{row}");
         assert!(number(row, "matched_with_state_tokens") <= number(row, "matched_tokens"), "{row}");
+        if row["side"] == true {
+            assert_eq!(row["cliff"], Value::Null, "a side request has no request before it: {row}");
+            continue;
+        }
         assert_eq!(row["cliff"].as_bool(), before.map(|b| checkpoint < b), "{row}");
         before = Some(checkpoint);
     }
@@ -276,6 +280,58 @@ fn inspect_describes_a_session() {
     assert_eq!(names(requests), names(&replayed));
     assert!(requests.iter().all(|r| r["prompt_tokens"].is_null()), "no tokenizer was given");
     assert!(succeed(&["inspect", "quick"]).lines().count() >= requests.len() + 4);
+}
+
+const WITH_SETTINGS: &str = r#"{"escarp_session":1,"title":"t","set":{"cache.block_tokens":64,"replay.idle":3}}
+{"request":{"name":"r1","append":[{"role":"user","content":"hello"}]}}
+{"request":{"name":"title","side":true,"append":[{"role":"user","content":"title?"}]}}
+{"request":{"name":"r2","append":[{"role":"user","content":"go on"}]}}
+"#;
+
+#[test]
+fn a_sessions_settings_hold_unless_something_else_sets_them_and_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (session, file, record) = (path("s.jsonl"), path("c.toml"), path("r.jsonl"));
+    std::fs::write(&session, WITH_SETTINGS).unwrap();
+    std::fs::write(&file, "[replay]\nidle = 5\n").unwrap();
+    let on_sim = ["replay", "--device", "sim", "--session", &session];
+    let with = |more: &[&str]| succeed(&[&on_sim[..], more].concat());
+    let second_line = |text: &str| text.lines().nth(1).unwrap().to_owned();
+    let plain = with(&["--record", &record]);
+    assert_eq!(second_line(&plain), "set by the session: cache.block_tokens=64 · replay.idle=3");
+    assert!(plain.lines().next().unwrap().contains("blocks of 64"), "{plain}");
+    assert_eq!(succeed(&["inspect", &record]).split_once("\n\n"), plain.split_once("\n\n"));
+    for more in [["--config", &file], ["--idle", "5"], ["--set", "replay.idle=5.0"]] {
+        let text = with(&more);
+        let line = "set by the session: cache.block_tokens=64 · replay.idle=3 (overridden)";
+        assert_eq!(second_line(&text), line, "{more:?}");
+    }
+    let json = rows(&with(&["--json"]));
+    assert!(json.iter().all(|row| row["idle_s"] == 3.0));
+    let sides: Vec<_> = json.iter().map(|row| row["side"].as_bool().unwrap()).collect();
+    assert_eq!(sides, [false, true, false]);
+    check_rows(&json);
+    let inspected = succeed(&["inspect", &session]);
+    assert_eq!(inspected.lines().nth(2), Some("sets cache.block_tokens=64 · replay.idle=3"));
+    let listed: Value = serde_json::from_str(&succeed(&["inspect", &session, "--json"])).unwrap();
+    assert_eq!(listed["set"], serde_json::json!(["cache.block_tokens=64", "replay.idle=3"]));
+    assert_eq!(listed["requests"][1]["side"], true);
+}
+
+#[test]
+fn a_sessions_settings_are_checked_with_all_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let session = folder.path().join("s.jsonl");
+    let session = session.to_str().unwrap();
+    std::fs::write(session, WITH_SETTINGS.replace(r#""replay.idle":3"#, r#""cache.ram_bytes":"8MiB""#))
+        .unwrap();
+    // Enough by itself; on the simulated device with its larger state it is not.
+    let large = ["--set", "sim.state_bytes_per_token=1MiB"];
+    let output = run(&[&["replay", "--device", "sim", "--session", session], &large[..]].concat());
+    assert_eq!(output.status.code(), Some(2));
+    let told = format!("{session}: `set`: `cache.ram_bytes` is ");
+    assert!(stderr(&output).contains(&told), "{}", stderr(&output));
 }
 
 /// Every example that needs no file runs as it is printed.

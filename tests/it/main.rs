@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod cli;
+mod cliff;
 mod config;
 mod identity;
 mod model;
