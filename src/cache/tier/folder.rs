@@ -277,8 +277,7 @@ pub(super) fn read_header(listed: &Listed) -> Result<Scanned, Damaged> {
 /// The header; length and time of change go to `facts` as soon as they are known.
 fn start_of(path: &Path, facts: &mut (u64, u64)) -> Result<Header, String> {
     let io = |error: io::Error| format!("cannot be read: {error}");
-    let mut file = open_regular(path).map_err(io)?;
-    let metadata = file.metadata().map_err(io)?;
+    let (mut file, metadata) = open_regular(path).map_err(io)?;
     *facts = (metadata.len(), modified(&metadata));
     let mut buffer = [0; FIRST_BYTES];
     let mut filled = read_up_to(&mut file, &mut buffer).map_err(io)?;
@@ -317,13 +316,14 @@ pub(super) fn cause_of(aside: &Path) -> PathBuf {
 }
 
 /// Opens a file to read, if it is a file: no link is followed, no pipe waited for.
-pub(super) fn open_regular(path: &Path) -> io::Result<File> {
+pub(super) fn open_regular(path: &Path) -> io::Result<(File, fs::Metadata)> {
     let mut options = OpenOptions::new();
     options.read(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let file = options.open(path)?;
-    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("not a file")) }
+    let metadata = file.metadata()?;
+    if metadata.is_file() { Ok((file, metadata)) } else { Err(io::Error::other("not a file")) }
 }
 
 /// When a file last changed, nanoseconds since the Unix epoch.
@@ -366,7 +366,7 @@ fn take_lock(file: &File, root: &Path, path: &Path) -> Result<(), TierError> {
 
 /// Whether a folder says of itself that it is a cache folder, of whichever format.
 pub fn is_cache_folder(root: &Path) -> bool {
-    let lines = open_regular(&root.join(LOCK)).and_then(|mut file| first_bytes(&mut file));
+    let lines = open_regular(&root.join(LOCK)).and_then(|(mut file, _)| first_bytes(&mut file));
     lines.is_ok_and(|lines| lines.starts_with("escarp cache "))
 }
 
@@ -375,7 +375,7 @@ pub fn is_cache_folder(root: &Path) -> bool {
 pub(super) fn owner_of(root: &Path) -> Result<Option<Option<u32>>, TierError> {
     let path = root.join(LOCK);
     let failed = |source| TierError::Io { doing: "open the lock file", path: path.clone(), source };
-    let mut file = open_regular(&path).map_err(failed)?;
+    let (mut file, _) = open_regular(&path).map_err(failed)?;
     let lines = first_bytes(&mut file).map_err(failed)?;
     let found = lines.lines().next().unwrap_or_default();
     if found != MARKER {

@@ -86,7 +86,8 @@ fn put_string(out: &mut Vec<u8>, text: &str) {
 /// The files of an index, least recently used first; none where it is missing or damaged.
 pub(super) fn load(path: &Path) -> Vec<Scanned> {
     let mut bytes = Vec::new();
-    let read = folder::open_regular(path).and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut bytes));
+    let read =
+        folder::open_regular(path).and_then(|(file, _)| file.take(MOST_BYTES + 1).read_to_end(&mut bytes));
     match read {
         Ok(length) if length as u64 <= MOST_BYTES => decode(&bytes).unwrap_or_default(),
         _ => Vec::new(),

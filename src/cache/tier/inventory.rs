@@ -183,7 +183,7 @@ fn verify_file(listed: &Listed, file: Scanned) -> Result<Scanned, folder::Damage
 fn check_content(path: &Path, file: &Scanned) -> Result<(), String> {
     let io = |error: std::io::Error| format!("cannot be read: {error}");
     let header = &file.header;
-    let mut input = folder::open_regular(path).map_err(io)?;
+    let (mut input, _) = folder::open_regular(path).map_err(io)?;
     let mut whole = blake3::Hasher::new();
     let parent = header.place.parent.unwrap_or_else(|| header.identity.root());
     let mut name = blake3::Hasher::new_keyed(parent.bytes());

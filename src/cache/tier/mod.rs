@@ -1,17 +1,17 @@
 //! The SSD tier: blocks and snapshots that outlive RAM and the process.
 //!
 //! Each is a safetensors file of its own that says everything about itself: identity, layers, place in its chain, tokens, who wrote it
-//! ([`format`]). The in-memory [`catalogue`] of them decides at once what is held; bytes move on threads of the tier's own
-//! ([`writer`], [`reader`]), so nobody waits for a write, and what is still on its way to the disk is read from memory. A file that fails
+//! ([`format`](mod@format)). The in-memory `catalogue` of them decides at once what is held; bytes move on threads of the tier's own
+//! (`writer`, `reader`), so nobody waits for a write, and what is still on its way to the disk is read from memory. A file that fails
 //! any check is moved aside, reported, and never becomes state.
 //!
 //! Pages and slots are opaque bytes here. What they mean is bound by the [identity](super::chain::Identity): a file of another identity is
 //! never state, only an explanation.
 //!
-//! The [`index_file`] saves the next opening the reading of headers, and keeps the order of use; [`inventory`] says what a folder holds
+//! The `index_file` saves the next opening the reading of headers, and keeps the order of use; [`inventory`] says what a folder holds
 //! without owning it.
 //!
-//! One process owns a [`folder`] at a time. All its files together, whoever's they are, stay within a bound of bytes, least recently used
+//! One process owns a `folder` at a time. All its files together, whoever's they are, stay within a bound of bytes, least recently used
 //! first.
 
 mod catalogue;

@@ -199,8 +199,8 @@ fn read(path: &Path, expected: &Expected) -> Result<Payload, ReadFailure> {
         _ => ReadFailure::Io(error.to_string()),
     };
     let damaged = |what: String| ReadFailure::Damaged { what };
-    let file = folder::open_regular(path).map_err(io)?;
-    let length = file.metadata().map_err(io)?.len();
+    let (file, metadata) = folder::open_regular(path).map_err(io)?;
+    let length = metadata.len();
     let most = expected.state_bytes + MOST_HEADER_BYTES + 4 * expected.tokens.len() as u64 + 64;
     if length != expected.file_bytes || length > most {
         return Err(damaged(format!("{length} bytes, and {} were written", expected.file_bytes)));
