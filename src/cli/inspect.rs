@@ -23,6 +23,7 @@ pub(super) const EXAMPLES: &[Example] = &[
     ("escarp inspect steady", "a bundled session: its requests and how history changes"),
     ("escarp inspect my-session.jsonl --model SmolLM2.gguf", "a session, counted in this model's tokens"),
     ("escarp inspect run.jsonl --json", "a recording: the run, its rows, its ledger hash"),
+    ("escarp inspect trace-b", "the published trace of a cache cliff, which comes with the program"),
     ("escarp inspect my-cache --verify", "a cache folder: chains, tokens, bytes, and every file checked"),
 ];
 
@@ -30,7 +31,7 @@ pub(super) const EXAMPLES: &[Example] = &[
 #[derive(Debug, clap::Args)]
 #[command(after_help = examples(EXAMPLES))]
 pub(super) struct Options {
-    /// A model (bundled name, GGUF file or folder), a session (bundled name or file), a recording, or a cache folder
+    /// A model (bundled name, GGUF file or folder), a session or a recording (bundled name or file), or a cache folder
     #[arg(value_name = "WHAT", value_hint = ValueHint::AnyPath)]
     what: String,
     /// Count a session's tokens with this model's tokenizer
@@ -84,9 +85,11 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     // A bundled name wins over a file of that name, as it does everywhere.
     let session = crate::session::bundled().iter().any(|(name, _)| *name == options.what);
     let model = crate::model::bundled().any(|name| name == options.what);
-    let kind = match (session, model) {
-        (true, _) => Kind::Session,
-        (_, true) => Kind::Model,
+    let recording = record::bundled().iter().any(|(name, _)| *name == options.what);
+    let kind = match (session, model, recording) {
+        (true, ..) => Kind::Session,
+        (_, true, _) => Kind::Model,
+        (.., true) => Kind::Recording,
         _ => Kind::of(path)?,
     };
     if kind != Kind::Model && !options.context.is_empty() {

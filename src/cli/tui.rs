@@ -18,6 +18,7 @@ pub(super) const EXAMPLES: &[Example] = &[
     ("escarp tui --device sim --session steady", "no model file needed"),
     ("escarp tui --model SmolLM2.gguf --session tools-change", "a session whose tool list changes"),
     ("escarp tui --recording run.jsonl", "open a recorded run in the same panes"),
+    ("escarp tui --recording trace-b", "the published trace of a cache cliff"),
 ];
 
 /// Events the interface may be behind before some are lost, which it then shows. Several frames' worth at full speed.
@@ -27,7 +28,7 @@ const BACKLOG: usize = 1 << 14;
 #[derive(Debug, clap::Args)]
 #[command(after_help = examples(EXAMPLES))]
 pub(super) struct Options {
-    /// Open a recording instead of running an engine
+    /// Open a recording (file, or bundled name) instead of running an engine
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["record", "model", "device"])]
     recording: Option<PathBuf>,
     #[command(flatten)]
@@ -47,7 +48,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     match &options.recording {
         Some(path) => {
             let ui = options.replay.model.settings()?.ui;
-            let events = record::read(path)?;
+            let events = record::open(path)?;
             options.show(ui, log, Source::Recording { events })
         }
         None => options.run_live(log),

@@ -132,11 +132,11 @@ impl<'a> Scheduler<'a> {
             name: submission.name.clone(),
             source: submission.source,
             change: submission.change,
-            idle: submission.idle,
+            idle: Some(submission.idle),
             prompt_tokens: submission.prompt.len() as u64,
             segments: submission.segments.clone(),
             items: submission.items.clone(),
-            max_output_tokens: submission.max_output_tokens,
+            max_output_tokens: Some(submission.max_output_tokens),
         };
         let arrived_at = clock.now();
         out.emit(arrived_at, Some(submission.lane), Some(request), Body::Arrived(Box::new(arrival)));

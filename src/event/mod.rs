@@ -73,6 +73,8 @@ pub enum Identity {
     Tolerance,
     /// No arithmetic happens: figures are simulated.
     Simulated,
+    /// Another runtime's run, told by its log: nothing is promised for it.
+    Imported,
 }
 
 impl Identity {
@@ -82,6 +84,7 @@ impl Identity {
             Identity::Bitwise => "bitwise",
             Identity::Tolerance => "tolerance",
             Identity::Simulated => "simulated",
+            Identity::Imported => "imported",
         }
     }
 }
@@ -95,9 +98,9 @@ pub struct RunFacts {
     pub model: String,
     /// Hex digest of the model's weights, tokenizer and template.
     pub model_digest: String,
-    /// The device: `cpu`, `mlx`, `sim`.
+    /// The device: `cpu`, `mlx`, `sim`; of an imported run, the runtime.
     pub device: String,
-    /// The instruction set or backend the device chose, for example `avx512-vnni`.
+    /// The instruction set or backend the device chose, for example `avx512-vnni`; of an imported run, the runtime's build.
     pub kernel: String,
     /// The precision: `int8`, `f32`, or `none` on the sim device.
     pub precision: String,
@@ -105,10 +108,10 @@ pub struct RunFacts {
     pub identity: Identity,
     /// Tokens a cache block holds.
     pub block_tokens: u64,
-    /// Tokens the model's context holds.
-    pub context_tokens: u64,
-    /// Bytes of per-token state.
-    pub state_bytes_per_token: u64,
+    /// Tokens the model's context holds; `None` where an imported run does not tell.
+    pub context_tokens: Option<u64>,
+    /// Bytes of per-token state; `None` as above.
+    pub state_bytes_per_token: Option<u64>,
     /// Bytes of a snapshot of all recurrent layers' state; `None` for a model without recurrent layers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot_bytes: Option<u64>,
@@ -124,8 +127,8 @@ pub struct RunFacts {
     /// Folder of the SSD tier; `None` without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_dir: Option<String>,
-    /// Upper bound of cached state in RAM, bytes.
-    pub ram_bytes: u64,
+    /// Upper bound of cached state in RAM, bytes; `None` where an imported run does not tell.
+    pub ram_bytes: Option<u64>,
     /// `wall` or `virtual`.
     pub clock: String,
     /// Title of the session.

@@ -139,14 +139,16 @@ pub struct Arrival {
     pub source: Source,
     /// How its history relates to the request before it.
     pub change: HistoryChange,
-    /// The idle gap before it, as the session or the configuration says.
-    pub idle: Nanos,
+    /// The idle gap before it, as the session or the configuration says; `None` where an imported run does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle: Option<Nanos>,
     /// Prompt length.
     pub prompt_tokens: u64,
-    /// Segments of the prompt, in order; their tokens add up to `prompt_tokens`.
+    /// Segments of the prompt, in order; their tokens add up to `prompt_tokens`. Empty where an imported run does not tell.
     pub segments: Vec<SegmentRun>,
     /// Messages this turn adds to the transcript.
     pub items: Vec<TranscriptItem>,
-    /// Reply tokens allowed.
-    pub max_output_tokens: u64,
+    /// Reply tokens allowed; `None` as above.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_output_tokens: Option<u64>,
 }

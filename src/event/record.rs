@@ -57,6 +57,14 @@ pub enum RecordError {
 struct Header {
     escarp_recording: u32,
     escarp: String,
+    /// Whose figures they are, where they are not this program's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    credit: Option<String>,
+}
+
+/// Name and text of every recording that comes with the program.
+pub fn bundled() -> &'static [(&'static str, &'static str)] {
+    &[("trace-b", include_str!("../../assets/recordings/trace-b.jsonl"))]
 }
 
 /// A recording being written.
@@ -124,7 +132,8 @@ fn create_private(path: &Path) -> std::io::Result<File> {
 }
 
 fn write_all(mut out: BufWriter<File>, mut events: Receiver<Event>) -> std::io::Result<()> {
-    let header = Header { escarp_recording: FORMAT, escarp: env!("CARGO_PKG_VERSION").to_owned() };
+    let header =
+        Header { escarp_recording: FORMAT, escarp: env!("CARGO_PKG_VERSION").to_owned(), credit: None };
     write_line(&mut out, &header)?;
     while let Some(event) = events.blocking_recv() {
         write_line(&mut out, &event)?;
@@ -149,8 +158,27 @@ pub fn is_recording(path: &Path) -> bool {
         .is_ok_and(|read| start[..read].starts_with(b"{\"escarp_recording\""))
 }
 
+/// Opens a bundled recording by its name, or a recording by its path. A bundled name wins over a file of that name in the working folder;
+/// write `./trace-b` for the file.
+pub fn open(name_or_path: &Path) -> Result<Vec<Event>, RecordError> {
+    match bundled().iter().find(|(name, _)| name_or_path.as_os_str() == *name) {
+        Some((name, text)) => parse(text.as_bytes(), Path::new(&format!("{name} (bundled)"))),
+        None => read(name_or_path),
+    }
+}
+
 /// Reads a recording. A last line that was cut off is left out.
 pub fn read(path: &Path) -> Result<Vec<Event>, RecordError> {
+    let file = File::open(path).map_err(|source| RecordError::Io {
+        path: path.to_owned(),
+        source,
+        remedy: "give a recording made with `--record`, or `trace-b`, which comes with the program",
+    })?;
+    parse(BufReader::new(file), path)
+}
+
+/// Reads a recording from `input`, which errors call `path`.
+fn parse(mut input: impl BufRead, path: &Path) -> Result<Vec<Event>, RecordError> {
     let io = |source| RecordError::Io {
         path: path.to_owned(),
         source,
@@ -158,7 +186,6 @@ pub fn read(path: &Path) -> Result<Vec<Event>, RecordError> {
     };
     let bad =
         |line, problem: String, remedy| RecordError::Line { path: path.to_owned(), line, problem, remedy };
-    let mut input = BufReader::new(File::open(path).map_err(io)?);
     let mut events = Vec::new();
     let mut line = Vec::new();
     for number in 1.. {

@@ -175,11 +175,11 @@ impl Ledger {
                 request.name.clone_from(&arrival.name);
                 request.source = Some(arrival.source);
                 request.change = Some(arrival.change);
-                request.idle = Some(arrival.idle);
+                request.idle = arrival.idle;
                 request.prompt_tokens = Some(arrival.prompt_tokens);
                 request.segments.clone_from(&arrival.segments);
                 request.items.clone_from(&arrival.items);
-                request.max_output_tokens = Some(arrival.max_output_tokens);
+                request.max_output_tokens = arrival.max_output_tokens;
             }
             Body::Admitted { queued } => {
                 request.queued = Some(*queued);

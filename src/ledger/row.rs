@@ -68,11 +68,11 @@ pub struct Row {
     pub pinned_requests: Option<u32>,
     /// Tokens of the suffix that an earlier request of the run had computed already.
     pub recomputed_tokens: Option<u64>,
-    /// What those cost on the run's prefill curve, seconds.
+    /// What those cost on the run's prefill curve as far as it is measured when the row is made, seconds.
     pub recomputed_s: Option<f64>,
     /// Running total of suffix tokens since the cliff; 0 while the checkpoint is behind none, null beside the line of history.
     pub prefix_cache_debt_tokens: Option<u64>,
-    /// What those cost on the run's prefill curve, seconds.
+    /// What those cost on the run's prefill curve as far as it is measured when the row is made, seconds.
     pub prefix_cache_debt_s: Option<f64>,
     /// Longest restorable prefix of the prompt when it arrived.
     pub canonical_before_tokens: Option<u64>,

@@ -33,11 +33,11 @@ fn arrival(turn: u32) -> Arrival {
         name: format!("r{turn}"),
         source: Source::Replay,
         change: HistoryChange::Append,
-        idle: Nanos(0),
+        idle: Some(Nanos(0)),
         prompt_tokens: 100,
         segments: Vec::new(),
         items: Vec::new(),
-        max_output_tokens: 8,
+        max_output_tokens: Some(8),
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! `–` is what nobody measured; a zero is a measurement.
 
+mod account;
 mod number;
 mod run;
 mod table;

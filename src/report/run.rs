@@ -1,7 +1,8 @@
 //! A run as a table: what `replay` prints, and `inspect` for a recording.
 
+use super::account::account;
 use super::{Align, Table, counted, or_dash, rate, seconds, signed_thousands, thousands};
-use crate::event::{RunFacts, SessionSetting, SnapshotsStored};
+use crate::event::{Identity, RunFacts, SessionSetting, SnapshotsStored};
 use crate::ledger::{Latency, Ledger, Row, SessionCutFacts};
 
 /// What ran on what, in one line.
@@ -21,6 +22,12 @@ pub fn run_line(facts: &RunFacts) -> String {
     } = facts;
     let snapshots =
         snapshot_policy.as_ref().map_or_else(String::new, |policy| format!(" · snapshots {policy}"));
+    if *identity == Identity::Imported {
+        return format!(
+            "{session} · {model} · {device} {kernel} {} · blocks of {block_tokens}",
+            identity.word()
+        );
+    }
     format!(
         "{session} · {model} {precision} · {device} {kernel} {} · {clock} clock · {replay_mode} · blocks of {block_tokens}{snapshots}",
         identity.word()
@@ -48,7 +55,7 @@ pub fn cut_line(cut: SessionCutFacts) -> String {
     )
 }
 
-/// One line a request. A fall of the checkpoint is marked `▼`, a figure nobody measured `–`.
+/// One line a request. A fall of the checkpoint is marked `▼`, a request beside the line of history `side`, a figure nobody measured `–`.
 pub fn request_table(ledger: &Ledger) -> Table {
     let mut table = Table::new(&[
         ("turn", Align::Right),
@@ -83,7 +90,7 @@ fn cells(row: &Row, forked: bool) -> [String; 13] {
     };
     [
         if forked { format!("{}{}", row.lane, row.turn) } else { row.turn.to_string() },
-        row.name.clone(),
+        if row.side { format!("{} (side)", row.name) } else { row.name.clone() },
         or_dash(row.prompt_tokens, thousands),
         or_dash(row.checkpoint_tokens, thousands),
         or_dash(row.checkpoint_delta, |delta| format!("{mark}{}", signed_thousands(delta))),
@@ -98,7 +105,7 @@ fn cells(row: &Row, forked: bool) -> [String; 13] {
     ]
 }
 
-/// The sums of a run, and the ledger hash: equal hashes, equal facts.
+/// The sums of a run, its cliffs and debt, what happened to its SSD tier and by hand, and the ledger hash: equal hashes, equal facts.
 pub fn summary(ledger: &Ledger) -> String {
     let rows = ledger.rows();
     let total = |field: fn(&Row) -> Option<u64>| rows.iter().filter_map(field).sum::<u64>();
@@ -109,7 +116,7 @@ pub fn summary(ledger: &Ledger) -> String {
     } else {
         String::new()
     };
-    let waited: f64 = rows.iter().filter_map(|r| r.ttft_s).sum();
+    let waited = rows.iter().filter_map(|r| r.ttft_s).reduce(|sum, ttft| sum + ttft);
     let cliffs: Vec<_> = rows.iter().filter(|r| r.cliff == Some(true)).map(|r| r.turn.to_string()).collect();
     let cliffs = match cliffs.as_slice() {
         [] => "no cliff".to_owned(),
@@ -117,14 +124,15 @@ pub fn summary(ledger: &Ledger) -> String {
         turns => format!("cliffs at turns {}", turns.join(", ")),
     };
     format!(
-        "{} · prompt {} · from the checkpoint {}{share} · uncached {} · Σ ttft {} · {cliffs}\n{}{}ledger: {}\n",
+        "{} · prompt {} · from the checkpoint {}{share} · uncached {} · Σ ttft {} · {cliffs}\n{}{}{}ledger: {}\n",
         counted(rows.len() as u64, "request"),
         thousands(prompt),
         thousands(restored),
         thousands(total(|r| r.uncached_suffix)),
-        seconds(waited),
+        or_dash(waited, seconds),
         latencies(ledger),
         snapshots(&rows),
+        account(ledger),
         ledger.facts_hash()
     )
 }
@@ -180,11 +188,11 @@ mod tests {
                 name: format!("r{}\x1b[2J", index + 1),
                 source: Source::Replay,
                 change: HistoryChange::Append,
-                idle: Nanos(0),
+                idle: Some(Nanos(0)),
                 prompt_tokens: *prompt,
                 segments: Vec::new(),
                 items: Vec::new(),
-                max_output_tokens: 8,
+                max_output_tokens: Some(8),
             })));
             let Some(checkpoint) = *checkpoint else { continue };
             tell(Body::Restored(Box::new(Restore {

@@ -9,6 +9,7 @@ mod model;
 mod platforms;
 mod pty;
 mod readme;
+mod recordings;
 mod session;
 mod tier;
 mod tui;

@@ -2,6 +2,7 @@
 
 mod driving;
 mod keys;
+mod published;
 mod sample;
 
 use std::fmt::Write as _;

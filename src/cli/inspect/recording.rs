@@ -28,7 +28,7 @@ struct Recording<'a> {
 
 pub(super) fn inspect(path: &Path, json: bool, output: &mut Output) -> Result<(), Failure> {
     let mut ledger = Ledger::new();
-    for event in record::read(path)? {
+    for event in record::open(path)? {
         ledger.apply(&event);
     }
     if json {

@@ -9,7 +9,7 @@ use unicode_segmentation::UnicodeSegmentation;
 use crate::event::{Body, DeviceMemory, Event};
 use crate::tui::app::{Model, Page, Pane};
 use crate::tui::memory::gauge;
-use crate::tui::text::{duration, fit, sanitise, signed, thousands};
+use crate::tui::text::{count, duration, fit, sanitise, signed, thousands};
 use crate::tui::theme::Tone;
 use crate::tui::view::Canvas;
 
@@ -86,7 +86,7 @@ fn describe(body: &Body) -> (&'static str, String) {
                 safe(&run.model),
                 safe(&run.device),
                 safe(&run.kernel),
-                thousands(run.context_tokens)
+                count(run.context_tokens)
             ),
         ),
         Body::LaneOpened { parent, at_turn, title } => {
@@ -116,7 +116,7 @@ fn describe(body: &Body) -> (&'static str, String) {
                 arrival.turn,
                 safe(&arrival.name),
                 thousands(arrival.prompt_tokens),
-                duration(Some(arrival.idle))
+                duration(arrival.idle)
             ),
         ),
         Body::Admitted { queued } => ("admitted", format!("waited {}", duration(Some(*queued)))),

@@ -394,6 +394,7 @@ impl View<'_> {
                     },
                 ]
             }
+            Identity::Imported => vec![format!("{device} does not run here.")],
             Identity::Simulated => vec![
                 format!(
                     "{device} computes nothing: logits are drawn from a digest of the context. This checks"
