@@ -1,9 +1,11 @@
 //! The one table of actions. Dispatch, footer hints, help, the command palette and the README's key table are all
-//! made from [`ACTIONS`], so they cannot disagree, and an action that does not exist yet has no key.
+//! made from [`ACTIONS`], so they cannot disagree. What is in the palette only, and may well be wanted rarely, has no key.
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::app::{Model, Pane};
+use super::faults;
+use crate::engine::Fault;
 use crate::event::{Gate, Phase};
 
 /// What the researcher can do.
@@ -27,6 +29,12 @@ pub enum ActionId {
     Edit,
     /// Drop all cached state.
     Evict,
+    /// Set the conditions at which the replay pauses.
+    Break,
+    /// Type in a fault.
+    Fault,
+    /// The fault of this number in [`Fault::FORMS`], on the chosen block.
+    Inflict(usize),
     /// In a recording: on to the next request boundary.
     ScrubForward,
     /// In a recording: back to the previous request boundary.
@@ -51,7 +59,7 @@ pub enum ActionId {
     First,
     /// To the last, and follow.
     Last,
-    /// Look closer: session row → request → transcript.
+    /// Look closer: session row → request → divergence → transcript.
     Open,
     /// Filter the focused pane.
     Filter,
@@ -139,7 +147,7 @@ impl Key {
 pub struct Action {
     /// Which.
     pub id: ActionId,
-    /// Its keys; the first is the one hints show.
+    /// Its keys; the first is the one hints show. Without any it is in the palette only.
     pub keys: &'static [Key],
     /// A word or two for the footer; empty keeps it out of there.
     pub hint: &'static str,
@@ -155,6 +163,7 @@ pub struct Action {
 
 const RUN: &str = "Run";
 const LOOK: &str = "Look";
+const FAULTS: &str = "Faults, in the palette";
 const PROGRAM: &str = "Program";
 
 const fn action(
@@ -177,6 +186,12 @@ const fn scrub(id: ActionId, keys: &'static [Key], description: &'static str) ->
 
 const fn look(id: ActionId, keys: &'static [Key], description: &'static str) -> Action {
     action(id, keys, description, LOOK, Exists::Always)
+}
+
+/// The fault number `FORM` of [`Fault::FORMS`].
+const fn fault<const FORM: usize>() -> Action {
+    let words = Fault::FORMS[FORM].1;
+    action(ActionId::Inflict(FORM), &[], words, FAULTS, Exists::Live).when(can_inflict::<FORM>)
 }
 
 const fn program(id: ActionId, keys: &'static [Key], description: &'static str) -> Action {
@@ -240,6 +255,11 @@ fn can_inject(model: &Model) -> Result<(), &'static str> {
     if model.ledger.run().is_some() { Ok(()) } else { Err("the model is still loading") }
 }
 
+fn can_inflict<const FORM: usize>(model: &Model) -> Result<(), &'static str> {
+    engine_alive(model)?;
+    faults::obstacle(model, FORM)
+}
+
 fn can_edit(model: &Model) -> Result<(), &'static str> {
     engine_alive(model)?;
     let request = model.selected().ok_or("no turn to edit yet")?;
@@ -299,6 +319,11 @@ pub static ACTIONS: &[Action] = &[
         .when(can_edit),
     run(ActionId::Evict, &[ch('E')], "evict all cached state that no running request uses")
         .when(engine_alive),
+    run(ActionId::Break, &[ch('b')], "pause when a condition holds: suffix>4000, cliff, …")
+        .hint("break")
+        .when(can_inject),
+    run(ActionId::Fault, &[ch('f')], "have something go wrong: evict a block, damage a file, …")
+        .when(can_inject),
     scrub(ActionId::ScrubForward, &[ch('n')], "on to the next request of the recording")
         .hint("next request")
         .when(can_go_forward),
@@ -313,6 +338,8 @@ pub static ACTIONS: &[Action] = &[
     look(ActionId::View(Pane::Transcript), &[ch('4')], "transcript: what was said"),
     look(ActionId::View(Pane::Events), &[ch('5')], "events: the raw stream"),
     look(ActionId::View(Pane::Log), &[ch('6')], "log: what the program itself reports"),
+    look(ActionId::View(Pane::Divergence), &[ch('7')], "divergence: the token at which a prompt departs"),
+    look(ActionId::View(Pane::Debt), &[ch('8')], "debt: what is computed again, and who pays for it"),
     look(ActionId::FocusNext, &[code(KeyCode::Tab)], "move the focus to the next pane"),
     look(ActionId::FocusPrevious, &[code(KeyCode::BackTab)], "move the focus to the previous pane"),
     look(ActionId::Up, &[code(KeyCode::Up), ch('k')], "previous request, or a line up"),
@@ -320,20 +347,34 @@ pub static ACTIONS: &[Action] = &[
     look(
         ActionId::Left,
         &[code(KeyCode::Left), ch('h')],
-        "previous block or turn; events and log: shift left",
+        "previous block, turn or departure; events and log: shift left",
     ),
     look(
         ActionId::Right,
         &[code(KeyCode::Right), ch('l')],
-        "next block or turn; events and log: shift right",
+        "next block, turn or departure; events and log: shift right",
     ),
     look(ActionId::PageUp, &[code(KeyCode::PageUp), ctrl('b')], "a page up"),
     look(ActionId::PageDown, &[code(KeyCode::PageDown), ctrl('f')], "a page down"),
     look(ActionId::First, &[ch('g'), code(KeyCode::Home)], "to the first"),
     look(ActionId::Last, &[ch('G'), code(KeyCode::End)], "to the last, and follow what comes"),
-    look(ActionId::Open, &[code(KeyCode::Enter)], "look closer: from session row to request to transcript"),
+    look(
+        ActionId::Open,
+        &[code(KeyCode::Enter)],
+        "look closer: session row, request, divergence, transcript",
+    ),
     look(ActionId::Filter, &[ch('/')], "filter the focused pane").hint("filter").when(can_filter),
     look(ActionId::Zoom, &[ch('z')], "let the focused pane fill the screen, and back").hint("zoom"),
+    fault::<0>(),
+    fault::<1>(),
+    fault::<2>(),
+    fault::<3>(),
+    fault::<4>(),
+    fault::<5>(),
+    fault::<6>(),
+    fault::<7>(),
+    fault::<8>(),
+    fault::<9>(),
     program(ActionId::Palette, &[ch(':')], "find an action by name").hint("palette"),
     program(ActionId::Help, &[ch('?'), code(KeyCode::F(1))], "this help").hint("help"),
     program(ActionId::Mouse, &[ch('m')], "take the mouse, or leave it to the terminal to select text"),
@@ -349,7 +390,7 @@ pub static TEXT_KEYS: &[(&str, &str)] = &[
     ("Ctrl-D", "editor: submit (also Ctrl-S, Alt-Enter)"),
     ("Ctrl-T", "editor: speak as user or as tool"),
     ("Esc", "leave without submitting"),
-    ("Enter", "filter: keep it; palette: do it"),
+    ("Enter", "filter: keep it; palette: do it; breakpoints, fault: set it"),
 ];
 
 /// The actions that exist in this model's mode.
@@ -367,16 +408,27 @@ pub fn for_key(model: &Model, event: KeyEvent) -> Option<&'static Action> {
     existing(model).find(|action| action.keys.iter().any(|key| key.matches(event)))
 }
 
-/// Names of an action's keys, for example `q, Esc`.
+/// Names of an action's keys, for example `q, Esc`; what is typed for a fault.
 pub fn key_names(action: &Action) -> String {
+    if let ActionId::Inflict(form) = action.id {
+        return Fault::FORMS.get(form).map_or("", |(form, _)| form).to_owned();
+    }
     action.keys.iter().map(|key| key.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// What the palette says of an action: what it does, and to which block.
+pub fn label(model: &Model, action: &Action) -> String {
+    match action.id {
+        ActionId::Inflict(form) => format!("fault {}", faults::label(model, form)),
+        _ => action.description.to_owned(),
+    }
 }
 
 /// Actions whose description contains `query`, then those that contain its letters in order; best match first.
 pub fn search(model: &Model, query: &str) -> Vec<&'static Action> {
     let query = query.trim().to_lowercase();
     let mut found: Vec<_> =
-        existing(model).filter_map(|a| Some((match_cost(a.description, &query)?, a))).collect();
+        existing(model).filter_map(|a| Some((match_cost(&label(model, a), &query)?, a))).collect();
     found.sort_by_key(|(cost, _)| *cost);
     found.into_iter().map(|(_, action)| action).collect()
 }
@@ -406,7 +458,8 @@ pub fn readme_table() -> String {
     for action in ACTIONS {
         let keys: Vec<_> = action.keys.iter().map(|key| format!("`{}`", key.name())).collect();
         let only = if action.exists == Exists::Recording { " (in a recording)" } else { "" };
-        out.push_str(&format!("| {} | {}{only} |\n", keys.join(" "), action.description));
+        let keys = if keys.is_empty() { format!("`:` `{}`", key_names(action)) } else { keys.join(" ") };
+        out.push_str(&format!("| {keys} | {}{only} |\n", action.description));
     }
     for (keys, description) in TEXT_KEYS {
         let keys: Vec<_> = keys.split(", ").map(|key| format!("`{key}`")).collect();
@@ -436,9 +489,21 @@ mod tests {
     fn every_action_has_a_key_and_a_description_of_its_own() {
         let mut seen = HashSet::new();
         for action in ACTIONS {
-            assert!(!action.keys.is_empty(), "{:?} has no key", action.id);
+            let in_palette_only = matches!(action.id, ActionId::Inflict(_));
+            assert_eq!(action.keys.is_empty(), in_palette_only, "{:?}", action.id);
             assert!(seen.insert(action.description), "`{}` is there twice", action.description);
         }
+    }
+
+    #[test]
+    fn every_fault_is_an_action() {
+        let faults = ACTIONS.iter().filter_map(|action| match action.id {
+            ActionId::Inflict(form) => Some((key_names(action), form)),
+            _ => None,
+        });
+        let faults: Vec<_> = faults.collect();
+        let forms = Fault::FORMS.iter().enumerate().map(|(at, (form, _))| ((*form).to_owned(), at));
+        assert_eq!(faults, forms.collect::<Vec<_>>());
     }
 
     #[test]

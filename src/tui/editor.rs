@@ -3,7 +3,8 @@
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui_textarea::{TextArea, WrapMode};
 
-use crate::engine::Command;
+use super::preview::CostQuestion;
+use crate::engine::{Command, Subject};
 use crate::event::{LaneId, Segment, TranscriptItem};
 use crate::ledger::RequestFacts;
 use crate::session::{Message, Role};
@@ -34,13 +35,17 @@ pub struct Editor {
     pub role: Role,
     /// The text.
     pub area: TextArea<'static>,
+    /// What sending it now would cost.
+    pub cost: CostQuestion,
 }
 
 /// What a key did to the editor.
 #[derive(Debug, PartialEq)]
 pub enum Outcome {
-    /// Still editing.
+    /// Still editing; text and role are as before.
     Editing,
+    /// Text or role are others now.
+    Changed,
     /// Left without submitting.
     Left,
     /// Submitted; the command to send.
@@ -52,7 +57,12 @@ pub enum Outcome {
 impl Editor {
     /// An empty editor for a turn that is appended to `lane`.
     pub fn inject(lane: LaneId) -> Editor {
-        Editor { purpose: Purpose::Inject { lane }, role: Role::User, area: area("") }
+        Editor {
+            purpose: Purpose::Inject { lane },
+            role: Role::User,
+            area: area(""),
+            cost: CostQuestion::default(),
+        }
     }
 
     /// An editor with the message of `request` that can be edited, or `None` if it has none. Submitting it forks `lane`
@@ -60,7 +70,8 @@ impl Editor {
     pub fn edit(lane: LaneId, request: &RequestFacts) -> Option<Editor> {
         let item = &request.items[editable_item(&request.items)?];
         let role = if item.segment == Segment::ToolResult { Role::Tool } else { Role::User };
-        Some(Editor { purpose: Purpose::Edit { lane, turn: request.turn }, role, area: area(&item.text) })
+        let purpose = Purpose::Edit { lane, turn: request.turn };
+        Some(Editor { purpose, role, area: area(&item.text), cost: CostQuestion::default() })
     }
 
     /// Takes a key.
@@ -75,16 +86,17 @@ impl Editor {
             KeyCode::Char('t') if control => {
                 self.role = if self.role == Role::User { Role::Tool } else { Role::User };
             }
-            _ => {
-                self.area.input(key);
-            }
+            _ if self.area.input(key) => {}
+            _ => return Outcome::Editing,
         }
-        Outcome::Editing
+        self.cost.outdate();
+        Outcome::Changed
     }
 
     /// Takes pasted text as it is: no key in it means anything.
     pub fn paste(&mut self, text: &str) {
         self.area.insert_str(text.replace("\r\n", "\n").replace('\r', "\n"));
+        self.cost.outdate();
     }
 
     /// The headline: what will happen on submit.
@@ -103,18 +115,26 @@ impl Editor {
         }
     }
 
-    fn submit(&self) -> Outcome {
+    /// The turn as it stands, and its lane; `None` while there is no text.
+    pub fn subject(&self) -> Option<(LaneId, Subject)> {
         let text = self.area.lines().join("\n");
         if text.trim().is_empty() {
-            return Outcome::Empty;
+            return None;
         }
-        Outcome::Submitted(match self.purpose {
-            Purpose::Inject { lane } => Command::Inject {
-                lane,
-                messages: vec![Message { injected: true, ..Message::text(self.role, text) }],
-                max_output_tokens: None,
-            },
-            Purpose::Edit { lane, turn } => Command::Fork { lane, turn, role: self.role, content: text },
+        Some(match self.purpose {
+            Purpose::Inject { lane } => {
+                let message = Message { injected: true, ..Message::text(self.role, text) };
+                (lane, Subject::Injection(vec![message]))
+            }
+            Purpose::Edit { lane, turn } => (lane, Subject::Fork { turn, role: self.role, content: text }),
+        })
+    }
+
+    fn submit(&self) -> Outcome {
+        let Some((lane, subject)) = self.subject() else { return Outcome::Empty };
+        Outcome::Submitted(match subject {
+            Subject::Injection(messages) => Command::Inject { lane, messages, max_output_tokens: None },
+            Subject::Fork { turn, role, content } => Command::Fork { lane, turn, role, content },
         })
     }
 }
@@ -147,7 +167,9 @@ mod tests {
     fn an_injected_turn_carries_role_and_lines() {
         let mut editor = Editor::inject(LaneId(2));
         editor.paste("first\r\nsecond q");
-        assert_eq!(press(&mut editor, KeyCode::Enter, KeyModifiers::NONE), Outcome::Editing);
+        assert_eq!(press(&mut editor, KeyCode::Enter, KeyModifiers::NONE), Outcome::Changed);
+        assert_eq!(press(&mut editor, KeyCode::Left, KeyModifiers::NONE), Outcome::Editing);
+        press(&mut editor, KeyCode::Right, KeyModifiers::NONE);
         press(&mut editor, KeyCode::Char('?'), KeyModifiers::NONE);
         press(&mut editor, KeyCode::Char('t'), KeyModifiers::CONTROL);
         let Outcome::Submitted(Command::Inject { lane, messages, .. }) =

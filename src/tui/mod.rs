@@ -7,20 +7,27 @@
 
 pub mod action;
 pub mod app;
+pub mod ask;
 pub mod cadence;
 pub mod editor;
+mod faults;
 pub mod input;
+pub mod line;
 pub mod log;
 mod memory;
 mod overlay;
 pub mod panes;
+pub mod preview;
 pub mod scrub;
+mod sections;
 mod status;
 pub mod svg;
 pub mod terminal;
 pub mod text;
 pub mod theme;
+mod tier;
 pub mod view;
+mod watch;
 
 use std::io;
 use std::path::PathBuf;
@@ -44,6 +51,8 @@ use theme::Theme;
 
 /// Events taken from the engine at a time.
 const BATCH: usize = 4_096;
+/// How long nothing must be typed before the engine is asked what the text would cost.
+const TYPING_PAUSE: std::time::Duration = std::time::Duration::from_millis(200);
 
 /// How the interface is set up.
 #[derive(Debug, Clone, Default)]
@@ -245,6 +254,7 @@ impl<S: Surface, I: EventSource> App<S, I> {
     ) -> Result<ExitReason, TuiError> {
         let mut wrapped = WrapCache::default();
         let mut batch = Vec::with_capacity(BATCH);
+        let mut pause_ends = None;
         loop {
             let due = match self.cadence.decide(Instant::now().into_std()) {
                 Draw::Now => {
@@ -289,10 +299,16 @@ impl<S: Surface, I: EventSource> App<S, I> {
                     self.cadence.facts();
                     Vec::new()
                 }
+                () = until(pause_ends) => {
+                    pause_ends = None;
+                    update(&mut model, Msg::TypingPaused)
+                }
                 () = until(due) => Vec::new(),
             };
             for effect in effects {
-                if let Some(reason) = self.perform(&mut model, &mut link, effect)? {
+                if effect == Effect::AwaitTypingPause {
+                    pause_ends = Some(Instant::now().into_std() + TYPING_PAUSE);
+                } else if let Some(reason) = self.perform(&mut model, &mut link, effect)? {
                     return Ok(reason);
                 }
             }
@@ -332,6 +348,8 @@ impl<S: Surface, I: EventSource> App<S, I> {
                     update(model, Msg::SourceClosed);
                 }
             }
+            // The loop waits for it.
+            Effect::AwaitTypingPause => {}
             Effect::Mouse(on) => self.screen.capture_mouse(on)?,
             Effect::Redraw => self.screen.redraw()?,
             Effect::Suspend => {

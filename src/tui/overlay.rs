@@ -1,24 +1,27 @@
-//! What lies over the panes: help, palette, editor, filter line, the question before quitting.
+//! What lies over the panes: help, palette, editor, filter line, the questions.
 
 use ratatui::layout::Rect;
-use ratatui::text::Line;
+use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Widget};
 
 use super::action::{self, Action, TEXT_KEYS};
 use super::app::{Model, Overlay};
+use super::ask::Ask;
 use super::editor::Editor;
-use super::memory;
+use super::line::LineInput;
 use super::text::{self, fit, left, sanitise};
 use super::theme::Tone;
 use super::view::Canvas;
+use super::{memory, panes, preview, tier};
 
 /// Draws `overlay` over `body`; the filter line takes the footer's place.
 pub fn draw(canvas: &mut Canvas<'_>, model: &Model, overlay: &Overlay, body: Rect, foot: Rect) {
     match overlay {
         Overlay::Help { top } => draw_help(canvas, model, *top, body),
         Overlay::Palette { query, chosen } => draw_palette(canvas, model, query, *chosen, body),
-        Overlay::Editor(editor) => draw_editor(canvas, editor, body),
-        Overlay::Filter { text } => draw_filter(canvas, model, text, foot),
+        Overlay::Editor(editor) => draw_editor(canvas, model, editor, body),
+        Overlay::Filter { line } => draw_filter(canvas, model, line, foot),
+        Overlay::Ask(ask) => draw_ask(canvas, model, ask, body),
         Overlay::ConfirmQuit => draw_confirm(canvas, model, body),
     }
 }
@@ -46,6 +49,15 @@ enum HelpLine {
     Blank,
 }
 
+/// What the levels of the waterfall mean.
+static WATERFALL: &[(&str, &str)] = &[
+    ("common prefix", "tokens the prompt shares with the request before it"),
+    ("held", "of its whole blocks, what RAM or the SSD tier holds"),
+    ("matched", "of these, what the chain of hashes leads to from the start"),
+    ("with state", "of these, up to the last block with state in every layer"),
+    ("checkpoint", "tokens restored; everything behind it, the suffix, is computed"),
+];
+
 fn help_lines(model: &Model) -> Vec<HelpLine> {
     let mut lines = Vec::new();
     let mut group = "";
@@ -63,12 +75,17 @@ fn help_lines(model: &Model) -> Vec<HelpLine> {
     lines.push(HelpLine::Blank);
     lines.push(HelpLine::Group("While typing"));
     lines.extend(TEXT_KEYS.iter().map(|(keys, words)| HelpLine::Entry((*keys).to_owned(), words, true)));
-    lines.push(HelpLine::Blank);
-    lines.push(HelpLine::Group("Memory, where the device counts it"));
-    let counted = model.ledger.device_memory().is_some();
-    lines.extend(
-        memory::WORDS.iter().map(|(word, means)| HelpLine::Entry((*word).to_owned(), means, counted)),
-    );
+    let glossary = [
+        ("The waterfall of a request", WATERFALL, true),
+        ("Debt", panes::debt::WORDS, true),
+        ("Memory, where the device counts it", memory::WORDS, model.ledger.device_memory().is_some()),
+        ("The SSD tier, where there is one", tier::WORDS, model.ledger.tier().is_some()),
+    ];
+    for (group, words, exists) in glossary {
+        lines.push(HelpLine::Blank);
+        lines.push(HelpLine::Group(group));
+        lines.extend(words.iter().map(|(word, means)| HelpLine::Entry((*word).to_owned(), means, exists)));
+    }
     lines
 }
 
@@ -103,15 +120,12 @@ fn draw_help(canvas: &mut Canvas<'_>, model: &Model, top: usize, area: Rect) {
     }
 }
 
-fn draw_palette(canvas: &mut Canvas<'_>, model: &Model, query: &str, chosen: usize, area: Rect) {
-    let found = action::search(model, query);
+fn draw_palette(canvas: &mut Canvas<'_>, model: &Model, query: &LineInput, chosen: usize, area: Rect) {
+    let found = action::search(model, query.text());
     let height = u16::try_from(found.len() + 3).unwrap_or(u16::MAX).clamp(4, 18);
     let inner = boxed(canvas, area, 84, height, "palette", "Enter does it · Up/Down choose · Esc leaves");
-    let prompt = Line::from(vec![
-        canvas.span(":", Tone::Key),
-        canvas.span(sanitise(query).into_owned(), Tone::Text),
-        canvas.span("▌", Tone::Key),
-    ]);
+    let room = usize::from(inner.width).saturating_sub(1);
+    let prompt = Line::from([vec![canvas.span(":", Tone::Key)], typed(canvas, query, room)].concat());
     canvas.line(inner, 0, &prompt);
     let rows = usize::from(inner.height).saturating_sub(1);
     canvas.layout.overlay = (found.len(), rows);
@@ -127,11 +141,15 @@ fn draw_palette(canvas: &mut Canvas<'_>, model: &Model, query: &str, chosen: usi
 fn draw_entry(canvas: &mut Canvas<'_>, model: &Model, area: Rect, row: usize, action: &Action, chosen: bool) {
     let enabled = (action.enabled)(model);
     let tone = if enabled.is_ok() { Tone::Text } else { Tone::Dim };
-    let keys = action::key_names(action);
+    let keys = if action.keys.is_empty() { String::new() } else { action::key_names(action) };
     let room = usize::from(area.width).saturating_sub(text::width(&keys) + 4);
     let words = match enabled {
-        Ok(()) => action.description.to_owned(),
-        Err(why) => format!("{} ({why})", action.description),
+        Ok(()) => action::label(model, action),
+        Err(why) => {
+            let label = action::label(model, action);
+            // Of a fault its name is enough: what it lacks must be read.
+            format!("{} ({why})", label.split(" · ").next().unwrap_or_default())
+        }
     };
     if chosen {
         canvas.tint(area, row, Tone::Selected);
@@ -144,24 +162,71 @@ fn draw_entry(canvas: &mut Canvas<'_>, model: &Model, area: Rect, row: usize, ac
     canvas.line(area, row, &line);
 }
 
-fn draw_editor(canvas: &mut Canvas<'_>, editor: &Editor, area: Rect) {
+fn draw_editor(canvas: &mut Canvas<'_>, model: &Model, editor: &Editor, area: Rect) {
     let height = (area.height * 3 / 4).max(8);
     let hint = "Ctrl-D submits · Ctrl-T user/tool · Esc leaves";
     let inner = boxed(canvas, area, 100, height, &editor.title(), hint);
-    if inner.width > 0 && inner.height > 0 {
-        editor.area.render(inner, canvas.buffer);
+    if inner.width == 0 || inner.height < 4 {
+        return;
+    }
+    let text = Rect { height: inner.height - 3, ..inner };
+    editor.area.render(text, canvas.buffer);
+    let foot = Rect { y: inner.y + text.height, height: 3, ..inner };
+    let width = usize::from(inner.width);
+    canvas.put(foot, 0, 0, &"─".repeat(width), Tone::Border);
+    for (at, line) in preview::lines(canvas, model, &editor.cost, width).iter().enumerate() {
+        canvas.line(foot, at + 1, line);
     }
 }
 
-fn draw_filter(canvas: &mut Canvas<'_>, model: &Model, text: &str, foot: Rect) {
-    Clear.render(foot, canvas.buffer);
-    let line = Line::from(vec![
-        canvas.span(format!(" filter {}: ", model.ui.focus.word()), Tone::Key),
-        canvas.span(sanitise(text).into_owned(), Tone::Text),
+/// A line being typed, with its cursor; its beginning is cut where it is too long.
+fn typed(canvas: &Canvas<'_>, line: &LineInput, room: usize) -> Vec<Span<'static>> {
+    let (before, behind) = line.halves();
+    let before = sanitise(before).into_owned();
+    let mut from = 0;
+    for (at, _) in before.char_indices() {
+        from = at;
+        if text::width(&before[at..]) < room {
+            break;
+        }
+    }
+    vec![
+        canvas.span(before[from..].to_owned(), Tone::Text),
         canvas.span("▌", Tone::Key),
-        canvas.span("  Enter keeps it · Esc shows everything", Tone::Dim),
-    ]);
-    canvas.line(foot, 0, &line);
+        canvas.span(sanitise(behind).into_owned(), Tone::Text),
+    ]
+}
+
+fn draw_ask(canvas: &mut Canvas<'_>, model: &Model, ask: &Ask, area: Rect) {
+    let notes = ask.notes(model);
+    let mut below: Vec<(Box<str>, Tone)> = Vec::new();
+    let mut wrap = |words: &str, tone| {
+        let mut lines = Vec::new();
+        text::wrap_line(words, usize::from(area.width.min(90)).saturating_sub(4), &mut lines);
+        below.extend(lines.into_iter().map(|line| (line, tone)));
+    };
+    if let Some(error) = &ask.error {
+        wrap(&sanitise(error).replace('\n', " "), Tone::Warn);
+    }
+    for note in &notes {
+        wrap(note, Tone::Dim);
+    }
+    let height = u16::try_from(below.len() + 3).unwrap_or(u16::MAX);
+    let inner = boxed(canvas, area, 90, height, ask.title(), "Enter sets it · Esc leaves");
+    let room = usize::from(inner.width).saturating_sub(3);
+    let line = [vec![canvas.span(" ▸ ", Tone::Key)], typed(canvas, &ask.line, room)].concat();
+    canvas.line(inner, 0, &Line::from(line));
+    for (at, (words, tone)) in below.iter().enumerate() {
+        canvas.put(inner, 1, at + 1, words, *tone);
+    }
+}
+
+fn draw_filter(canvas: &mut Canvas<'_>, model: &Model, line: &LineInput, foot: Rect) {
+    Clear.render(foot, canvas.buffer);
+    let mut spans = vec![canvas.span(format!(" filter {}: ", model.ui.focus.word()), Tone::Key)];
+    spans.extend(typed(canvas, line, usize::from(foot.width) / 2));
+    spans.push(canvas.span("  Enter keeps it · Esc shows everything", Tone::Dim));
+    canvas.line(foot, 0, &Line::from(spans));
 }
 
 fn draw_confirm(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {

@@ -9,10 +9,12 @@ use super::memory::gauge;
 use super::text::{self, count, fit, signed, thousands};
 use super::theme::Tone;
 use super::view::{Canvas, WORKBENCH};
+use super::{tier, watch};
 use crate::event::{Gate, Phase};
 use crate::ledger::RequestFacts;
 
-/// The two lines that are always there: the run and its gate; the request in view and why its checkpoint stands there.
+/// The lines that are always there: the run and its gate; the request in view and why its checkpoint stands there; where there is something
+/// to say, breakpoints and the SSD tier.
 pub(super) fn draw_status(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     let gate = gate_words(model);
     let gate_width = text::width(&gate) + 2;
@@ -36,6 +38,41 @@ pub(super) fn draw_status(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
         None => Line::from(canvas.span(format!(" {}", nothing_yet(model)), Tone::Dim)),
     };
     canvas.line(area, 1, &line);
+    if area.height > 2 {
+        draw_watch_line(canvas, model, area);
+    }
+}
+
+/// Whether there are breakpoints, or an SSD tier, to tell of.
+pub(super) fn has_watch_line(model: &Model) -> bool {
+    !watch::conditions(model).is_empty() || watch::hit(model).is_some() || tier::reading(model).is_some()
+}
+
+/// The breakpoint that was hit, or the conditions that are watched; then the SSD tier.
+fn draw_watch_line(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
+    let width = usize::from(area.width);
+    let mut used = 1;
+    if let Some(hit) = watch::hit(model) {
+        let words = text::sanitise(&watch::hit_words(model, hit)).replace('\n', " ");
+        let words = format!(" ▶ {} ", fit(&words, width.saturating_sub(5)));
+        canvas.put(area, used, 2, &words, Tone::Warn);
+        let (from, to) = (used as u16, (used + text::width(&words)).min(width) as u16);
+        let cells = Rect { x: area.x + from, y: area.y + 2, width: to.saturating_sub(from), height: 1 };
+        let style = canvas.style(Tone::Selected);
+        canvas.buffer.set_style(cells, style);
+        used += text::width(&words) + 2;
+    } else if !watch::conditions(model).is_empty() {
+        let conditions = text::sanitise(&watch::conditions(model).join(", ")).replace('\n', " ");
+        canvas.put(area, used, 2, "pauses at ", Tone::Dim);
+        let conditions = fit(&conditions, width.saturating_sub(used + 11)).into_owned();
+        canvas.put(area, used + 10, 2, &conditions, Tone::Key);
+        used += 10 + text::width(&conditions) + 3;
+    }
+    if let Some(tier) = tier::reading(model) {
+        let gauge = tier::gauge(tier, width.saturating_sub(used + 1));
+        let tone = if tier.problem.is_some() { Tone::Warn } else { Tone::Dim };
+        canvas.put(area, used, 2, &gauge, tone);
+    }
 }
 
 /// What to say while there is no request.
@@ -76,8 +113,10 @@ fn request_line<'a>(canvas: &Canvas<'_>, model: &Model, request: &RequestFacts, 
     let cliff = step.is_some_and(|s| s.cliff);
     let warn = |tone| if cliff { Tone::Warn } else { tone };
     let delta = step.map(|s| format!(" {}{}", if s.cliff { "▼" } else { "" }, signed(s.delta)));
+    let side = if request.is_side() { " side" } else { "" };
+    let turn = format!(" {} turn {}{side}  ", request.lane.label(), request.turn);
     let mut spans = vec![
-        canvas.span(format!(" {} turn {}  ", request.lane.label(), request.turn), Tone::Lane(request.lane)),
+        canvas.span(turn, Tone::Lane(request.lane)),
         canvas.span("ckpt ", Tone::Dim),
         canvas.span(count(request.checkpoint()), Tone::Strong),
         canvas.span(delta.unwrap_or_default(), warn(Tone::Text)),
@@ -136,6 +175,9 @@ pub(super) fn warnings(model: &Model) -> Vec<String> {
     if ledger.stale_pages() > 0 {
         out.push(format!("{} reads of stale pages: their requests failed", thousands(ledger.stale_pages())));
     }
+    if let Some(problem) = tier::reading(model).and_then(|tier| tier.problem.as_deref()) {
+        out.push(format!("SSD tier: {problem}; serving goes on without what it concerns"));
+    }
     if let Some(cut) = ledger.session_cut() {
         out.push(format!(
             "session cut to {} of {} requests: the next has {} tokens, the context holds {}",
@@ -179,9 +221,9 @@ pub(super) fn draw_footer(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
         .collect();
     let size = |key: &str, words: &str| key.len() + text::width(words) + 3;
     let mut reserve: usize = hints.iter().filter(|h| h.2).map(|h| size(&h.0, h.1)).sum();
-    let views = "1-6 views";
+    let views = "1-8 views";
     if canvas.layout.single {
-        canvas.put(area, used, 0, "1-6", Tone::Key);
+        canvas.put(area, used, 0, "1-8", Tone::Key);
         canvas.put(area, used + 4, 0, "views", Tone::Dim);
         used += views.len() + 2;
     }
@@ -230,6 +272,7 @@ fn gate_words(model: &Model) -> String {
             phase => phase.word().to_owned(),
         };
         let held = match model.ledger.gate() {
+            _ if watch::hit(model).is_some() => "BREAK",
             Some((Gate::Paused, _)) => "PAUSED",
             Some((Gate::AfterPhase, _)) => "HELD",
             _ => "RUNNING",
@@ -244,6 +287,9 @@ fn gate_words(model: &Model) -> String {
     match (model.ledger.gate(), lane.and_then(|l| l.next_turn)) {
         (None, _) => "LOADING".to_owned(),
         (Some((Gate::Running, _)), Some(next)) => format!("RUNNING, TURN {next} of {turns} NEXT"),
+        (Some(_), Some(next)) if watch::hit(model).is_some() => {
+            format!("BREAK BEFORE TURN {next} of {turns}")
+        }
         (Some((Gate::Paused, _)), Some(next)) => format!("PAUSED BEFORE TURN {next} of {turns}"),
         (Some(_), Some(next)) => format!("BEFORE TURN {next} of {turns}"),
         (Some(_), None) => "END OF SESSION".to_owned(),

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use unicode_segmentation::UnicodeSegmentation;
 use unicode_width::UnicodeWidthStr;
 
-use crate::event::Nanos;
+use crate::event::{Nanos, Stamp};
 
 /// What stands for a value that nobody measured.
 pub const UNKNOWN: &str = "–";
@@ -64,6 +64,35 @@ pub fn duration(value: Option<Nanos>) -> String {
         s if s < 6_000.0 => format!("{}m{:02}s", s as u64 / 60, s as u64 % 60),
         s => format!("{}h{:02}m", s as u64 / 3_600, s as u64 / 60 % 60),
     }
+}
+
+/// A point in the run, as the time since it began.
+pub fn clock(at: Stamp) -> String {
+    duration(Some(Nanos(at.0)))
+}
+
+/// A predicted duration: `≈ 0.31 s`, with two significant digits below 10 s.
+pub fn about(seconds: f64) -> String {
+    match seconds {
+        s if !s.is_finite() || s < 0.0 => UNKNOWN.to_owned(),
+        s if s < 0.001 => "≈ 0 s".to_owned(),
+        s if s < 0.1 => format!("≈ {s:.3} s"),
+        s if s < 1.0 => format!("≈ {s:.2} s"),
+        s if s < 100.0 => format!("≈ {s:.1} s"),
+        s => format!("≈ {}", duration(Some(Nanos::from_seconds(s)))),
+    }
+}
+
+/// `1st`, `2nd`, `3rd`, `11th`.
+pub fn ordinal(number: usize) -> String {
+    let ending = match (number % 100, number % 10) {
+        (11..=13, _) => "th",
+        (_, 1) => "st",
+        (_, 2) => "nd",
+        (_, 3) => "rd",
+        _ => "th",
+    };
+    format!("{number}{ending}")
 }
 
 /// Bytes in binary units.
@@ -219,6 +248,15 @@ mod tests {
         assert_eq!(duration(Some(Nanos(2_130_000_000))), "2.1s");
         assert_eq!(duration(Some(Nanos(u64::MAX))), "5124095h34m");
         assert_eq!(bytes(1_536), "1.5 KiB");
+        assert_eq!(
+            [0.0, 0.043, 0.31, 3.14, 1e12].map(about)[..4],
+            ["≈ 0 s", "≈ 0.043 s", "≈ 0.31 s", "≈ 3.1 s"]
+        );
+        assert_eq!((about(f64::NAN), about(61.0)), ("–".into(), "≈ 61.0 s".into()));
+        assert_eq!(
+            [1, 2, 3, 4, 11, 112, 21].map(ordinal),
+            ["1st", "2nd", "3rd", "4th", "11th", "112th", "21st"]
+        );
     }
 
     #[test]

@@ -8,7 +8,7 @@ use ratatui::widgets::{Block, Widget};
 
 use super::app::{Layout, Model, Page, Pane};
 use super::panes::{self, transcript::WrapCache};
-use super::status::{draw_footer, draw_status, draw_warnings, warnings};
+use super::status::{draw_footer, draw_status, draw_warnings, has_watch_line, warnings};
 use super::text;
 use super::theme::{Theme, Tone};
 
@@ -104,7 +104,7 @@ fn draw_too_small(canvas: &mut Canvas<'_>, area: Rect) {
 fn draw_screen(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     let warnings = warnings(model);
     let shown = warnings.len().min(if area.height < WORKBENCH.1 { 1 } else { 3 });
-    let (head, rest) = split_top(area, 2);
+    let (head, rest) = split_top(area, if has_watch_line(model) { 3 } else { 2 });
     let (banner, rest) = split_top(rest, shown as u16);
     let (body, foot) = split_top(rest, rest.height.saturating_sub(1));
 
@@ -125,8 +125,16 @@ fn draw_screen(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
 
 /// Session and checkpoint side by side, the request below them, transcript (or events, or log) at the bottom.
 fn draw_workbench(canvas: &mut Canvas<'_>, model: &Model, body: Rect) {
-    let request_height = if body.height >= 44 { 16 } else { 12 };
-    let top_height = ((body.height - request_height) * 13 / 20).clamp(9, 24);
+    // What explains a request in many lines takes some of those above it.
+    let explains = matches!(model.ui.lower_pane(), Pane::Divergence | Pane::Debt);
+    let request_height = match body.height {
+        44.. if !explains => 18,
+        36.. => 14,
+        _ => 12,
+    };
+    let above = body.height - request_height;
+    let top_height =
+        if explains { above.saturating_sub(18).clamp(9, 24) } else { (above * 13 / 20).clamp(9, 24) };
     let (top, rest) = split_top(body, top_height);
     let (middle, bottom) = split_top(rest, request_height);
     let session_width = panes::session::preferred_width(model).clamp(56, body.width * 3 / 5);
@@ -178,5 +186,7 @@ fn draw_pane(canvas: &mut Canvas<'_>, model: &Model, pane: Pane, area: Rect) {
         Pane::Transcript => panes::transcript::draw(canvas, model, inner),
         Pane::Events => panes::events::draw(canvas, model, inner),
         Pane::Log => panes::log::draw(canvas, model, inner),
+        Pane::Divergence => panes::divergence::draw(canvas, model, inner),
+        Pane::Debt => panes::debt::draw(canvas, model, inner),
     }
 }

@@ -1,5 +1,6 @@
 //! The interface without a terminal: frames here, keys and the loop in their own modules.
 
+mod cache;
 mod driving;
 mod keys;
 mod published;

@@ -7,18 +7,23 @@ mod ui;
 use crossterm::event::{KeyEvent, KeyEventKind, MouseEvent};
 
 use super::action::{self, Action, ActionId};
+use super::ask::Ask;
 use super::editor::Editor;
+use super::faults;
+use super::line::LineInput;
 use super::log::LogRing;
 use super::panes::events::EventList;
 use super::scrub::Recording;
-use crate::engine::Command;
+use crate::engine::{Command, Fault};
 use crate::event::{Body, Event, Gate, LaneId};
 use crate::ledger::{Ledger, RequestFacts};
 pub use movement::visible_requests;
 use movement::{
     cycle_focus, focus, on_mouse, open, page, show_lane, sideways, step, switch_lane, to_first, to_last,
 };
-use typing::{on_confirm_key, on_editor_key, on_filter_key, on_help_key, on_palette_key};
+use typing::{
+    ask_for_cost, on_ask_key, on_confirm_key, on_editor_key, on_filter_key, on_help_key, on_palette_key,
+};
 pub use ui::{Layout, Overlay, Page, Pane, Scroll, Toast, Ui};
 
 /// Facts and interface state.
@@ -53,6 +58,8 @@ pub enum Msg {
     Events(Vec<Event>),
     /// No more events will come.
     SourceClosed,
+    /// Nothing was typed for a while after [`Effect::AwaitTypingPause`].
+    TypingPaused,
     /// A thread other than the interface's panicked.
     WorkerPanic(String),
 }
@@ -62,6 +69,8 @@ pub enum Msg {
 pub enum Effect {
     /// Send a command to the engine.
     Send(Command),
+    /// Say [`Msg::TypingPaused`] as soon as nothing was typed for a moment.
+    AwaitTypingPause,
     /// Leave.
     Quit,
     /// Capture the mouse, or stop doing so.
@@ -133,17 +142,15 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
     match msg {
         Msg::Key(key) if key.kind == KeyEventKind::Release => Vec::new(),
         Msg::Key(key) => on_key(model, key),
-        Msg::Paste(text) => {
-            on_paste(model, &text);
-            Vec::new()
-        }
+        Msg::Paste(text) => on_paste(model, &text),
         Msg::Mouse(mouse) => on_mouse(model, mouse),
         Msg::Events(events) => {
             for event in &events {
                 on_event(model, event);
             }
-            Vec::new()
+            outdate_cost(model, &events)
         }
+        Msg::TypingPaused => ask_for_cost(model),
         Msg::SourceClosed => {
             model.source_closed = true;
             Vec::new()
@@ -167,18 +174,46 @@ fn on_event(model: &mut Model, event: &Event) {
         // What was said of a model that was still loading is true no more.
         Body::RunStarted(_) => model.ui.toast = None,
         Body::EngineFailed { message } => model.warn(format!("engine failed: {message}")),
+        Body::FaultInjected { fault, outcome } => model.toast(format!("{fault}: {outcome}")),
+        Body::BreakpointsSet { conditions } if conditions.is_empty() => model.toast("no breakpoints"),
+        Body::BreakpointsSet { conditions } => {
+            model.toast(format!("pauses at {}", conditions.join(", ")));
+        }
+        Body::Previewed(preview) => {
+            if let Some(Overlay::Editor(editor)) = &mut model.ui.overlay {
+                editor.cost.answered(preview);
+            }
+        }
         _ => {}
     }
 }
 
-fn on_paste(model: &mut Model, text: &str) {
+/// A request that has ended may have changed what the turn being typed would cost.
+fn outdate_cost(model: &mut Model, events: &[Event]) -> Vec<Effect> {
+    let ended = |event: &Event| matches!(event.body, Body::Finished { .. } | Body::Failed { .. });
     match &mut model.ui.overlay {
-        Some(Overlay::Editor(editor)) => editor.paste(text),
-        Some(Overlay::Palette { query: line, chosen: _ } | Overlay::Filter { text: line }) => {
-            line.extend(text.chars().filter(|c| !c.is_control()));
+        Some(Overlay::Editor(editor)) if events.iter().any(ended) => {
+            editor.cost.outdate();
+            vec![Effect::AwaitTypingPause]
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn on_paste(model: &mut Model, text: &str) -> Vec<Effect> {
+    match &mut model.ui.overlay {
+        Some(Overlay::Editor(editor)) => {
+            editor.paste(text);
+            return vec![Effect::AwaitTypingPause];
+        }
+        Some(Overlay::Palette { query: line, chosen: _ } | Overlay::Filter { line }) => line.insert(text),
+        Some(Overlay::Ask(ask)) => {
+            ask.error = None;
+            ask.line.insert(text);
         }
         _ => model.toast("paste has a place in the editor; `i` opens it"),
     }
+    Vec::new()
 }
 
 fn on_key(model: &mut Model, key: KeyEvent) -> Vec<Effect> {
@@ -188,10 +223,11 @@ fn on_key(model: &mut Model, key: KeyEvent) -> Vec<Effect> {
         Overlay::Help { top } => on_help_key(model, key, top),
         Overlay::Palette { query, chosen } => on_palette_key(model, key, query, chosen),
         Overlay::Editor(editor) => on_editor_key(model, key, editor),
-        Overlay::Filter { text } => {
-            on_filter_key(model, key, text);
+        Overlay::Filter { line } => {
+            on_filter_key(model, key, line);
             Vec::new()
         }
+        Overlay::Ask(ask) => on_ask_key(model, key, ask),
         Overlay::ConfirmQuit => on_confirm_key(model, key),
     }
 }
@@ -226,11 +262,18 @@ pub fn perform(model: &mut Model, action: &Action) -> Vec<Effect> {
         ActionId::Edit => {
             let editor = model.selected().and_then(|request| Editor::edit(lane, request));
             model.ui.overlay = editor.map(|editor| Overlay::Editor(Box::new(editor)));
+            return vec![Effect::AwaitTypingPause];
         }
         ActionId::Evict => {
             model.toast("evicting everything that no running request uses");
             return vec![Effect::Send(Command::EvictAll)];
         }
+        ActionId::Break => model.ui.overlay = Some(Overlay::Ask(Box::new(Ask::breakpoints(model)))),
+        ActionId::Fault => {
+            let ask = Ask::fault(faults::prefill(model, 0));
+            model.ui.overlay = Some(Overlay::Ask(Box::new(ask)));
+        }
+        ActionId::Inflict(form) => return inflict(model, form),
         ActionId::ScrubForward | ActionId::ScrubBack => {
             if let Some(recording) = &mut model.recording {
                 if action.id == ActionId::ScrubForward { recording.forward() } else { recording.back() }
@@ -252,8 +295,8 @@ pub fn perform(model: &mut Model, action: &Action) -> Vec<Effect> {
         ActionId::Last => to_last(model),
         ActionId::Open => open(model),
         ActionId::Filter => {
-            let text = model.ui.filter[model.ui.focus.index()].clone();
-            model.ui.overlay = Some(Overlay::Filter { text });
+            let line = LineInput::new(model.ui.filter[model.ui.focus.index()].clone());
+            model.ui.overlay = Some(Overlay::Filter { line });
         }
         ActionId::Zoom => model.ui.zoom = !model.ui.zoom,
         ActionId::Mouse => {
@@ -268,12 +311,29 @@ pub fn perform(model: &mut Model, action: &Action) -> Vec<Effect> {
         ActionId::Redraw => return vec![Effect::Redraw],
         ActionId::Suspend => return vec![Effect::Suspend],
         ActionId::Palette => {
-            model.ui.overlay = Some(Overlay::Palette { query: String::new(), chosen: 0 });
+            model.ui.overlay = Some(Overlay::Palette { query: LineInput::default(), chosen: 0 });
         }
         ActionId::Help => model.ui.overlay = Some(Overlay::Help { top: 0 }),
         ActionId::Back => return back(model),
     }
     Vec::new()
+}
+
+/// Sends a fault on the block that the rack marks, or asks for what is not known of it.
+fn inflict(model: &mut Model, form: usize) -> Vec<Effect> {
+    match faults::ready(model, form) {
+        Some(fault) => vec![send_fault(model, fault)],
+        None => {
+            let ask = Ask::fault(faults::prefill(model, form));
+            model.ui.overlay = Some(Overlay::Ask(Box::new(ask)));
+            Vec::new()
+        }
+    }
+}
+
+fn send_fault(model: &mut Model, fault: Fault) -> Effect {
+    model.toast(format!("{fault}: asked for"));
+    Effect::Send(Command::Fault { lane: model.ui.lane, fault })
 }
 
 fn pause_or_go_on(model: &Model) -> Command {

@@ -77,7 +77,7 @@ fn scroll(model: &mut Model, pane: Pane, by: isize) {
 
 pub(super) fn step(model: &mut Model, by: isize) {
     match model.ui.focus {
-        Pane::Session | Pane::Checkpoint | Pane::Request => select(model, by),
+        pane if pane.lists_requests() => select(model, by),
         pane => scroll(model, pane, by),
     }
 }
@@ -86,16 +86,17 @@ pub(super) fn page(model: &mut Model, by: isize) {
     let pane = model.ui.focus;
     let height = model.ui.layout.pages[pane.index()].height.max(2) as isize - 1;
     match pane {
-        Pane::Session => select(model, by * height),
-        Pane::Checkpoint | Pane::Request => select(model, by * 5),
+        Pane::Session | Pane::Debt => select(model, by * height),
+        pane if pane.lists_requests() => select(model, by * 5),
         pane => scroll(model, pane, by * height),
     }
 }
 
 pub(super) fn sideways(model: &mut Model, by: isize) {
     match model.ui.focus {
-        Pane::Session | Pane::Checkpoint => select(model, by),
+        Pane::Session | Pane::Checkpoint | Pane::Debt => select(model, by),
         Pane::Request => select_block(model, by),
+        Pane::Divergence => select_divergence(model, by),
         Pane::Transcript => {
             select(model, by);
             show_turn(model);
@@ -111,10 +112,27 @@ fn select_block(model: &mut Model, by: isize) {
         .ui
         .block
         .map(|block| block as usize)
-        .or_else(|| panes::request::responsible_block(restore))
+        .or_else(|| panes::request::chosen_block(model, restore))
         .unwrap_or(last);
     let next = at.saturating_add_signed(by).min(last);
     model.ui.block = u32::try_from(next).ok();
+}
+
+/// Selects the next request, or the previous one, whose prompt departs from an earlier one.
+fn select_divergence(model: &mut Model, by: isize) {
+    let departing = panes::divergence::departing(model);
+    let order: Vec<RequestId> = visible_requests(model);
+    let at = |id: RequestId| order.iter().position(|other| *other == id);
+    let Some(here) = model.selected().and_then(|request| at(request.id)) else { return };
+    let mut others = departing.into_iter().filter_map(at);
+    let found = if by < 0 { others.rfind(|other| *other < here) } else { others.find(|other| *other > here) };
+    match found {
+        Some(there) => select(model, there as isize - here as isize),
+        None => {
+            let words = if by < 0 { "no earlier prompt" } else { "no later prompt" };
+            model.toast(format!("{words} of this lane departs from what came before"));
+        }
+    }
 }
 
 /// Scrolls the transcript to the selected request's turn.
@@ -132,7 +150,7 @@ fn show_turn(model: &mut Model) {
 
 pub(super) fn to_first(model: &mut Model) {
     match model.ui.focus {
-        Pane::Session | Pane::Checkpoint | Pane::Request => select(model, isize::MIN + 1),
+        pane if pane.lists_requests() => select(model, isize::MIN + 1),
         pane => {
             let page = model.ui.layout.pages[pane.index()];
             if page.lines > page.height {
@@ -144,7 +162,7 @@ pub(super) fn to_first(model: &mut Model) {
 
 pub(super) fn to_last(model: &mut Model) {
     match model.ui.focus {
-        Pane::Session | Pane::Checkpoint | Pane::Request => {
+        pane if pane.lists_requests() => {
             model.ui.selection = None;
             model.ui.block = None;
         }
@@ -154,8 +172,9 @@ pub(super) fn to_last(model: &mut Model) {
 
 pub(super) fn open(model: &mut Model) {
     match model.ui.focus {
-        Pane::Session | Pane::Checkpoint => focus(model, Pane::Request),
-        Pane::Request => {
+        Pane::Session | Pane::Checkpoint | Pane::Debt => focus(model, Pane::Request),
+        Pane::Request if panes::divergence::of_selected(model).is_some() => focus(model, Pane::Divergence),
+        Pane::Request | Pane::Divergence => {
             focus(model, Pane::Transcript);
             show_turn(model);
         }
@@ -188,7 +207,7 @@ pub(super) fn on_mouse(model: &mut Model, mouse: MouseEvent) -> Vec<Effect> {
         MouseEventKind::ScrollUp | MouseEventKind::ScrollDown => {
             let by: isize = if mouse.kind == MouseEventKind::ScrollUp { -3 } else { 3 };
             match pane {
-                Pane::Session | Pane::Checkpoint | Pane::Request => select(model, by.signum()),
+                pane if pane.lists_requests() => select(model, by.signum()),
                 pane => scroll(model, pane, by),
             }
         }

@@ -1,11 +1,13 @@
-//! Keys while something lies over the panes: help, palette, editor, filter line, the question before quitting.
+//! Keys while something lies over the panes: help, palette, editor, filter line, questions.
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use super::{Effect, Model, Overlay, interrupt, perform};
+use super::{Effect, Model, Overlay, interrupt, perform, send_fault};
 use crate::engine::Command;
 use crate::tui::action::{self, ActionId};
+use crate::tui::ask::Ask;
 use crate::tui::editor::{Editor, Outcome};
+use crate::tui::line::{LineInput, LineKey};
 
 pub(super) fn on_help_key(model: &mut Model, key: KeyEvent, top: usize) -> Vec<Effect> {
     let (lines, height) = model.ui.layout.overlay;
@@ -28,11 +30,11 @@ pub(super) fn on_help_key(model: &mut Model, key: KeyEvent, top: usize) -> Vec<E
 pub(super) fn on_palette_key(
     model: &mut Model,
     key: KeyEvent,
-    mut query: String,
+    mut query: LineInput,
     mut chosen: usize,
 ) -> Vec<Effect> {
-    let found = action::search(model, &query);
-    match line_key(key, &mut query) {
+    let found = action::search(model, query.text());
+    match query.key(key) {
         LineKey::Changed => chosen = 0,
         LineKey::Left => return Vec::new(),
         LineKey::Entered => {
@@ -55,6 +57,10 @@ pub(super) fn on_editor_key(model: &mut Model, key: KeyEvent, mut editor: Box<Ed
             model.ui.overlay = Some(Overlay::Editor(editor));
             Vec::new()
         }
+        Outcome::Changed => {
+            model.ui.overlay = Some(Overlay::Editor(editor));
+            vec![Effect::AwaitTypingPause]
+        }
         Outcome::Empty => {
             model.ui.overlay = Some(Overlay::Editor(editor));
             model.warn("nothing to submit: the text is empty");
@@ -69,21 +75,53 @@ pub(super) fn on_editor_key(model: &mut Model, key: KeyEvent, mut editor: Box<Ed
     }
 }
 
-pub(super) fn on_filter_key(model: &mut Model, key: KeyEvent, mut text: String) {
+/// Asks the engine what the text in the editor would cost if it were sent now.
+pub(super) fn ask_for_cost(model: &mut Model) -> Vec<Effect> {
+    let alive = !model.source_closed && model.ledger.failure().is_none();
+    let Some(Overlay::Editor(editor)) = &mut model.ui.overlay else { return Vec::new() };
+    match editor.subject().filter(|_| alive) {
+        None => {
+            editor.cost.withdraw();
+            Vec::new()
+        }
+        Some((lane, subject)) => {
+            model.ui.ticket += 1;
+            editor.cost.asked(model.ui.ticket);
+            vec![Effect::Send(Command::Preview { ticket: model.ui.ticket, lane, subject })]
+        }
+    }
+}
+
+pub(super) fn on_ask_key(model: &mut Model, key: KeyEvent, mut ask: Box<Ask>) -> Vec<Effect> {
+    match ask.line.key(key) {
+        LineKey::Left => return Vec::new(),
+        LineKey::Entered => match ask.command(model.ui.lane) {
+            Ok(Command::Fault { fault, .. }) => return vec![send_fault(model, fault)],
+            Ok(command) => return vec![Effect::Send(command)],
+            Err(error) => ask.error = Some(error),
+        },
+        LineKey::Changed => ask.error = None,
+        LineKey::Other => {}
+    }
+    model.ui.overlay = Some(Overlay::Ask(ask));
+    Vec::new()
+}
+
+pub(super) fn on_filter_key(model: &mut Model, key: KeyEvent, mut line: LineInput) {
     let slot = model.ui.focus.index();
-    match line_key(key, &mut text) {
+    match line.key(key) {
         LineKey::Left => {
             model.ui.filter[slot].clear();
             return;
         }
         LineKey::Entered => {
-            model.ui.filter[slot] = text;
+            model.ui.filter[slot] = line.text().to_owned();
             return;
         }
         LineKey::Changed | LineKey::Other => {}
     }
-    model.ui.filter[slot].clone_from(&text);
-    model.ui.overlay = Some(Overlay::Filter { text });
+    model.ui.filter[slot] = line.text().to_owned();
+    model.ui.overlay = Some(Overlay::Filter { line });
 }
 
 pub(super) fn on_confirm_key(model: &mut Model, key: KeyEvent) -> Vec<Effect> {
@@ -95,35 +133,5 @@ pub(super) fn on_confirm_key(model: &mut Model, key: KeyEvent) -> Vec<Effect> {
             model.ui.overlay = Some(Overlay::ConfirmQuit);
             Vec::new()
         }
-    }
-}
-
-/// What a key did to a one-line input.
-enum LineKey {
-    Changed,
-    Entered,
-    Left,
-    Other,
-}
-
-fn line_key(key: KeyEvent, line: &mut String) -> LineKey {
-    let control = key.modifiers.contains(KeyModifiers::CONTROL);
-    match key.code {
-        KeyCode::Esc => LineKey::Left,
-        KeyCode::Char('c') if control => LineKey::Left,
-        KeyCode::Char('u') if control => {
-            line.clear();
-            LineKey::Changed
-        }
-        KeyCode::Enter => LineKey::Entered,
-        KeyCode::Backspace => {
-            line.pop();
-            LineKey::Changed
-        }
-        KeyCode::Char(c) if !control && !key.modifiers.contains(KeyModifiers::ALT) => {
-            line.push(c);
-            LineKey::Changed
-        }
-        _ => LineKey::Other,
     }
 }

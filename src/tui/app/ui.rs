@@ -3,7 +3,9 @@
 use ratatui::layout::Rect;
 
 use crate::event::{LaneId, RequestId};
+use crate::tui::ask::Ask;
 use crate::tui::editor::Editor;
+use crate::tui::line::LineInput;
 
 /// A pane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -21,12 +23,26 @@ pub enum Pane {
     Events,
     /// The program's own log.
     Log,
+    /// Where a prompt departs from an earlier one.
+    Divergence,
+    /// What is computed again, and who pays for it.
+    Debt,
 }
 
 impl Pane {
     /// All panes, in the order of their digits.
-    pub const ALL: [Pane; 6] =
-        [Pane::Session, Pane::Checkpoint, Pane::Request, Pane::Transcript, Pane::Events, Pane::Log];
+    pub const ALL: [Pane; Pane::COUNT] = [
+        Pane::Session,
+        Pane::Checkpoint,
+        Pane::Request,
+        Pane::Transcript,
+        Pane::Events,
+        Pane::Log,
+        Pane::Divergence,
+        Pane::Debt,
+    ];
+    /// How many there are.
+    pub const COUNT: usize = 8;
 
     /// Position in [`Pane::ALL`].
     pub fn index(self) -> usize {
@@ -47,6 +63,8 @@ impl Pane {
             Pane::Transcript => "transcript",
             Pane::Events => "events",
             Pane::Log => "log",
+            Pane::Divergence => "divergence",
+            Pane::Debt => "debt",
         }
     }
 
@@ -57,7 +75,12 @@ impl Pane {
 
     /// Whether it shares the workbench's lowest place with other panes.
     pub fn is_lower(self) -> bool {
-        matches!(self, Pane::Transcript | Pane::Events | Pane::Log)
+        matches!(self, Pane::Transcript | Pane::Events | Pane::Log | Pane::Divergence | Pane::Debt)
+    }
+
+    /// Whether Up and Down choose a request in it, rather than scroll.
+    pub fn lists_requests(self) -> bool {
+        !matches!(self, Pane::Transcript | Pane::Events | Pane::Log)
     }
 }
 
@@ -99,7 +122,7 @@ impl Page {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Layout {
     /// By [`Pane::index`]; a pane that was not drawn has an empty area.
-    pub pages: [Page; 6],
+    pub pages: [Page; Pane::COUNT],
     /// Rows that stand for a request.
     pub rows: Vec<(Rect, RequestId)>,
     /// First transcript line of each request's turn.
@@ -121,7 +144,7 @@ pub enum Overlay {
     /// Actions by name.
     Palette {
         /// What was typed.
-        query: String,
+        query: LineInput,
         /// The chosen entry.
         chosen: usize,
     },
@@ -130,8 +153,10 @@ pub enum Overlay {
     /// The filter line of the focused pane.
     Filter {
         /// What was typed.
-        text: String,
+        line: LineInput,
     },
+    /// A question that is answered on one line.
+    Ask(Box<Ask>),
     /// Quit although a request runs?
     ConfirmQuit,
 }
@@ -161,9 +186,9 @@ pub struct Ui {
     /// What lies on top.
     pub overlay: Option<Overlay>,
     /// Scroll positions by [`Pane::index`].
-    pub scroll: [Scroll; 6],
+    pub scroll: [Scroll; Pane::COUNT],
     /// Filters by [`Pane::index`].
-    pub filter: [String; 6],
+    pub filter: [String; Pane::COUNT],
     /// Columns the events and log panes are shifted by.
     pub shift: usize,
     /// The selected block; `None` lets the pane choose the one responsible for the loss.
@@ -172,6 +197,8 @@ pub struct Ui {
     pub toast: Option<Toast>,
     /// Whether the mouse belongs to the program.
     pub mouse: bool,
+    /// The number of the last question for a turn's cost.
+    pub ticket: u64,
     /// A fork was asked for; its lane comes into view when it opens.
     pub awaiting_fork: bool,
     /// The request that Ctrl-C cancelled last.

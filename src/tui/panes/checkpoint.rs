@@ -1,19 +1,21 @@
 //! The checkpoint over the requests: how far each prompt reached, how much of it was restored, how much had to be computed.
-//! A fall is marked where it happened, and its cause is written below.
+//! A fall is marked where it happened, and its cause is written below. Requests beside the line of history are left out.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use ratatui::layout::Rect;
 
-use crate::event::RequestId;
-use crate::ledger::RequestFacts;
+use super::plot::{EIGHTHS, Plot, window};
+use super::request::culprit_words;
+use crate::event::{LaneId, RequestId};
+use crate::ledger::{CheckpointPhase, CheckpointStep, Cliff, DebtEntry, RequestFacts};
 use crate::tui::app::{Model, Pane};
-use crate::tui::text::{self, kilo, right, thousands};
+use crate::tui::text::{self, about, count, kilo, right, thousands};
 use crate::tui::theme::Tone;
 use crate::tui::view::Canvas;
 
 /// Columns of the y axis.
 const AXIS: usize = 5;
-/// Lower blocks by eighths of a cell.
-const EIGHTHS: [&str; 9] = [" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"];
 
 /// One request of the chart.
 struct Bar {
@@ -22,43 +24,22 @@ struct Bar {
     prompt: u64,
     checkpoint: Option<u64>,
     cliff: bool,
+    phase: Option<CheckpointPhase>,
     /// The highest checkpoint so far, before this request.
     best: u64,
-}
-
-/// Where the chart stands and how it is scaled.
-struct Plot {
-    area: Rect,
-    highest: u64,
-    /// Columns a request takes.
-    column: usize,
-}
-
-impl Plot {
-    /// The height of `tokens`, in eighths of a row.
-    fn eighths(&self, tokens: u64) -> u64 {
-        let full = u128::from(self.area.height) * 8;
-        u64::try_from(u128::from(tokens) * full / u128::from(self.highest.max(1))).unwrap_or(0)
-    }
-
-    /// The row in which the level `tokens` lies, from the top.
-    fn row(&self, tokens: u64) -> usize {
-        let rows = u64::from(self.area.height);
-        let from_bottom = self.eighths(tokens).saturating_sub(1) / 8;
-        usize::try_from(rows.saturating_sub(1).saturating_sub(from_bottom)).unwrap_or(0)
-    }
 }
 
 /// Draws the pane.
 pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     let bars = bars(model);
-    let notes = wrapped(notes(model, &bars), area);
+    let notes = wrapped(notes(model), area);
     if bars.is_empty() {
         canvas.put(area, 1, 0, "here: how much of each prompt was restored (█)", Tone::Dim);
         canvas.put(area, 1, 1, "and how much had to be computed (░)", Tone::Dim);
         return;
     }
-    let below = (notes.len() + 1).min(usize::from(area.height) / 2) as u16;
+    let phases = usize::from(area.height >= 10);
+    let below = (notes.len() + 1 + phases).min(usize::from(area.height) / 2) as u16;
     let chart = Rect {
         x: area.x + AXIS as u16,
         y: area.y,
@@ -73,7 +54,8 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     let column = (usize::from(chart.width) / bars.len().max(to_come)).clamp(1, 6);
     let fitting = usize::from(chart.width) / column;
     let selected = model.selected().map(|r| r.id);
-    let bars = window(&bars, fitting, selected);
+    let at = bars.iter().position(|bar| Some(bar.id) == selected);
+    let bars = &bars[window(bars.len(), fitting, at)];
     let highest = bars.iter().map(|b| b.prompt.max(b.checkpoint.unwrap_or(0)).max(b.best)).max().unwrap_or(1);
     let plot = Plot { area: chart, highest, column };
     canvas.note_page(Pane::Checkpoint, fitting, fitting, 0);
@@ -84,32 +66,34 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     for (index, bar) in bars.iter().enumerate().filter(|(_, bar)| bar.cliff) {
         draw_cliff(canvas, &plot, index, bar, bars);
     }
-    draw_numbers(canvas, &plot, bars, selected, area);
-    for (row, (note, tone)) in notes.iter().enumerate().take(usize::from(below).saturating_sub(1)) {
+    canvas.put(area, 0, usize::from(plot.area.height), "turn", Tone::Dim);
+    let labels: Vec<(String, bool)> = bars.iter().map(|bar| (bar.turn.to_string(), bar.cliff)).collect();
+    plot.numbers(canvas, &labels, bars.iter().position(|bar| Some(bar.id) == selected));
+    if phases > 0 {
+        draw_phases(canvas, &plot, bars, area);
+    }
+    for (row, (note, tone)) in notes.iter().enumerate().take(usize::from(below).saturating_sub(1 + phases)) {
         let note = text::fit(note, usize::from(area.width)).into_owned();
-        canvas.put(area, 0, usize::from(chart.height) + 1 + row, &note, *tone);
+        canvas.put(area, 0, usize::from(chart.height) + 1 + phases + row, &note, *tone);
     }
 }
 
 fn bars(model: &Model) -> Vec<Bar> {
     let mut best = 0;
     let mut bars = Vec::new();
-    for request in model.history() {
+    let steps: BTreeMap<RequestId, CheckpointStep> =
+        model.ledger.checkpoint_steps(model.ui.lane).into_iter().collect();
+    let phases: BTreeMap<RequestId, CheckpointPhase> =
+        model.ledger.checkpoint_phases(model.ui.lane).into_iter().collect();
+    for request in model.history().into_iter().filter(|request| !request.is_side()) {
         let Some(prompt) = request.prompt_tokens else { continue };
         let checkpoint = request.checkpoint();
-        let cliff = model.ledger.checkpoint_step(request).is_some_and(|s| s.cliff);
-        bars.push(Bar { id: request.id, turn: request.turn, prompt, checkpoint, cliff, best });
+        let cliff = steps.get(&request.id).is_some_and(|step| step.cliff);
+        let phase = phases.get(&request.id).copied();
+        bars.push(Bar { id: request.id, turn: request.turn, prompt, checkpoint, cliff, phase, best });
         best = best.max(checkpoint.unwrap_or(0));
     }
     bars
-}
-
-/// The part of `bars` that fits: the latest, unless the selected one is older.
-fn window(bars: &[Bar], fitting: usize, selected: Option<RequestId>) -> &[Bar] {
-    let last = bars.len().saturating_sub(fitting);
-    let at = bars.iter().position(|bar| Some(bar.id) == selected).unwrap_or(bars.len());
-    let from = last.min(at.saturating_sub(fitting / 4));
-    &bars[from..(from + fitting).min(bars.len())]
 }
 
 fn draw_axis(canvas: &mut Canvas<'_>, plot: &Plot, bars: &[Bar], area: Rect) {
@@ -129,8 +113,7 @@ fn draw_axis(canvas: &mut Canvas<'_>, plot: &Plot, bars: &[Bar], area: Rect) {
 
 fn draw_bar(canvas: &mut Canvas<'_>, plot: &Plot, index: usize, bar: &Bar) {
     let x = index * plot.column;
-    // One column between bars keeps requests apart where there is room for it.
-    let width = if plot.column >= 3 { plot.column - 1 } else { plot.column };
+    let width = plot.bar_width();
     let rows = u64::from(plot.area.height);
     let top = plot.eighths(bar.prompt);
     let level = plot.eighths(bar.checkpoint.unwrap_or(0));
@@ -166,34 +149,21 @@ fn draw_cliff(canvas: &mut Canvas<'_>, plot: &Plot, index: usize, bar: &Bar, bar
     canvas.put(plot.area, x + 1, lost, &"━".repeat(columns), Tone::Warn);
 }
 
-/// Turn numbers under the chart, as many as fit; the selected one is marked.
-fn draw_numbers(canvas: &mut Canvas<'_>, plot: &Plot, bars: &[Bar], selected: Option<RequestId>, area: Rect) {
-    let row = usize::from(plot.area.height);
-    canvas.put(area, 0, row, "turn", Tone::Dim);
-    let chosen = bars.iter().position(|bar| Some(bar.id) == selected);
-    let mut spans: Vec<(usize, String, Tone)> = Vec::new();
-    if let Some(index) = chosen {
-        spans.push((index * plot.column, format!("▲{}", bars[index].turn), Tone::Key));
-    }
-    for (index, bar) in bars.iter().enumerate() {
-        let x = index * plot.column;
-        let tone = if bar.cliff { Tone::Warn } else { Tone::Dim };
-        let label = bar.turn.to_string();
-        let overlaps =
-            spans.iter().any(|(at, text, _)| x < at + text::width(text) + 1 && *at < x + label.len() + 1);
-        if !overlaps {
-            spans.push((x, label, tone));
+/// What the study calls each stretch, in the row below the turn numbers.
+fn draw_phases(canvas: &mut Canvas<'_>, plot: &Plot, bars: &[Bar], area: Rect) {
+    let row = usize::from(plot.area.height) + 1;
+    let mut from = 0;
+    while from < bars.len() {
+        let phase = bars[from].phase;
+        let count = bars[from..].iter().take_while(|bar| bar.phase == phase).count();
+        if let Some(phase) = phase {
+            let room = (count * plot.column).saturating_sub(1).max(1);
+            let word = text::fit(phase.word(), room).into_owned();
+            let fell = matches!(phase, CheckpointPhase::Cliff | CheckpointPhase::Latched);
+            let tone = if fell { Tone::Warn } else { Tone::Dim };
+            canvas.put(area, AXIS + from * plot.column, row, &word, tone);
         }
-    }
-    for (x, label, tone) in spans {
-        canvas.put(plot.area_below(), x, 0, &label, tone);
-    }
-}
-
-impl Plot {
-    /// The row under the chart.
-    fn area_below(&self) -> Rect {
-        Rect { y: self.area.y + self.area.height, height: 1, ..self.area }
+        from += count;
     }
 }
 
@@ -214,71 +184,77 @@ fn wrapped(notes: Vec<(String, Tone)>, area: Rect) -> Vec<(String, Tone)> {
     out
 }
 
-/// What stands below: the cliff and its cause, then how long the checkpoint has stood still and the debt.
-fn notes(model: &Model, bars: &[Bar]) -> Vec<(String, Tone)> {
+/// What stands below: the cliff and its cause, then how long the checkpoint has stood still and what that costs.
+fn notes(model: &Model) -> Vec<(String, Tone)> {
     let mut out = Vec::new();
-    let history = model.history();
-    let selected = model.selected();
-    let cliffs: Vec<&&RequestFacts> =
-        history.iter().filter(|r| bars.iter().any(|b| b.id == r.id && b.cliff)).collect();
-    let shown = cliffs.iter().find(|r| Some(r.id) == selected.map(|s| s.id)).or(cliffs.last());
-    if let Some(request) = shown {
-        let sentence = request.cause_sentence().unwrap_or_default();
-        let sentence = text::sanitise(&sentence).replace('\n', " ");
+    let selected = model.selected().map(|request| request.id);
+    let cliffs = cliffs(model);
+    let shown = cliffs.iter().find(|cliff| Some(cliff.request) == selected).or(cliffs.last());
+    if let Some(cliff) = shown {
         let others = if cliffs.len() > 1 { format!(" ({} cliffs)", cliffs.len()) } else { String::new() };
-        out.push((format!("▼ cliff at turn {}{others}: {sentence}", request.turn), Tone::Warn));
+        let turn = model.ledger.request(cliff.request).map_or(0, |request| request.turn);
+        let words = cliff_words(model, cliff);
+        out.push((format!("▼ cliff at turn {turn}{others}: {words}"), Tone::Warn));
     }
-    let standing: Vec<&RequestFacts> =
-        history.iter().rev().filter(|r| r.restore.is_some()).copied().collect();
-    if let Some(level) = standing.first().and_then(|r| r.checkpoint()) {
-        let still = standing.iter().take_while(|r| r.checkpoint() == Some(level)).count();
-        let mut words = format!("stands at {}", thousands(level));
-        if still > 1 {
-            words.push_str(&format!(" for {still} requests"));
-        }
-        if let Some(debt) = history.iter().rev().find_map(|r| r.canonical_debt()) {
-            words.push_str(&format!(" · debt {} tok", thousands(debt)));
-        }
-        out.push((words, Tone::Dim));
-    }
+    let account = model.ledger.debt(model.ui.lane);
+    let latest = account.iter().rev().find(|entry| entry.pinned_requests > 0);
+    out.extend(latest.map(|entry| standing_words(model, entry)));
     out
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// `tool schema changed: block 4, written by request 5; …`.
+fn cliff_words(model: &Model, cliff: &Cliff) -> String {
+    let sentence = model.ledger.request(cliff.request).and_then(RequestFacts::cause_sentence);
+    let sentence = sentence.unwrap_or_else(|| cliff.cause.phrase().to_owned());
+    let sentence = text::sanitise(&sentence).replace('\n', " ");
+    match cliff.block {
+        Some(culprit) if !sentence.contains(&format!("block {}", culprit.index)) => {
+            format!("{sentence} · {}", culprit_words(culprit))
+        }
+        _ => sentence,
+    }
+}
 
-    fn bar(turn: u32, checkpoint: u64) -> Bar {
-        Bar {
-            id: RequestId(u64::from(turn)),
-            turn,
-            prompt: checkpoint + 500,
-            checkpoint: Some(checkpoint),
-            cliff: false,
-            best: 0,
+/// Where the checkpoint stands, for how long, and what that costs each turn.
+fn standing_words(model: &Model, entry: &DebtEntry) -> (String, Tone) {
+    let request = model.ledger.request(entry.request);
+    let level = request.and_then(RequestFacts::checkpoint);
+    let behind = entry.prefix_cache_debt.is_some_and(|tokens| tokens > 0);
+    let takes = |seconds: Option<f64>| seconds.map_or_else(String::new, |s| format!(" {}", about(s)));
+    let mut words = match entry.pinned_requests {
+        pinned if behind => {
+            format!("pinned {pinned} request{} at {}", if pinned == 1 { "" } else { "s" }, count(level))
+        }
+        1 => format!("stands at {}", count(level)),
+        still => format!("stands at {} for {still} requests", count(level)),
+    };
+    match entry.recomputed_tokens.filter(|_| behind) {
+        Some(again) => {
+            words.push_str(&format!(" · debt {} tok{} a turn", thousands(again), takes(entry.recomputed_s)));
+        }
+        None => {
+            let debt = entry.canonical_debt;
+            words.push_str(&debt.map_or_else(String::new, |debt| format!(" · debt {} tok", thousands(debt))));
         }
     }
-
-    #[test]
-    fn the_window_holds_the_latest_requests_or_the_selected_one() {
-        let bars: Vec<Bar> = (1..=50).map(|n| bar(n, 256 * u64::from(n))).collect();
-        let turns = |selected: Option<u64>| {
-            let shown = window(&bars, 10, selected.map(RequestId));
-            (shown[0].turn, shown[shown.len() - 1].turn)
-        };
-        assert_eq!(turns(None), (41, 50));
-        assert_eq!(turns(Some(50)), (41, 50));
-        assert_eq!(turns(Some(3)), (1, 10));
-        assert_eq!(window(&bars, 100, None).len(), 50);
+    if let Some(total) = entry.prefix_cache_debt.filter(|_| behind) {
+        words.push_str(&format!(
+            " · {} tok{} since the cliff",
+            thousands(total),
+            takes(entry.prefix_cache_debt_s)
+        ));
     }
+    (words, if behind { Tone::Warn } else { Tone::Dim })
+}
 
-    #[test]
-    fn levels_map_to_rows_without_leaving_the_chart() {
-        let plot = Plot { area: Rect::new(0, 0, 10, 7), highest: 60_000, column: 1 };
-        assert_eq!(plot.row(60_000), 0);
-        assert_eq!(plot.row(0), 6);
-        assert_eq!(plot.eighths(30_000), 28);
-        let huge = Plot { highest: u64::MAX, ..plot };
-        assert_eq!(huge.row(u64::MAX), 0);
-    }
+/// The cliffs of the history in view, those of ancestors before the fork included.
+fn cliffs(model: &Model) -> Vec<Cliff> {
+    let history: BTreeMap<RequestId, LaneId> =
+        model.history().into_iter().map(|request| (request.id, request.lane)).collect();
+    let lanes: BTreeSet<LaneId> = history.values().copied().collect();
+    let own = |cliff: &Cliff| history.contains_key(&cliff.request);
+    let mut cliffs: Vec<Cliff> =
+        lanes.into_iter().flat_map(|lane| model.ledger.cliff_list(lane)).filter(own).collect();
+    cliffs.sort_by_key(|cliff| cliff.request);
+    cliffs
 }

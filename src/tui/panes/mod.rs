@@ -1,15 +1,20 @@
 //! The panes. Each draws itself into a rectangle from the model and knows nothing of its neighbours.
 
 pub mod checkpoint;
+pub mod debt;
+pub mod divergence;
 pub mod events;
 pub mod log;
+mod plot;
 pub mod request;
 pub mod session;
+mod table;
 pub mod transcript;
 
 use super::app::{Model, Pane};
 use super::memory::gauge;
-use super::text::{bytes, thousands, width};
+use super::text::{bytes, fit, thousands, width};
+use super::tier;
 
 /// What a pane's title says behind its name, where it has `room` columns for it: units and legend, or what it is about.
 pub fn title_note(model: &Model, pane: Pane, room: usize) -> String {
@@ -21,17 +26,22 @@ pub fn title_note(model: &Model, pane: Pane, room: usize) -> String {
                 let glyphs = r.restore.as_ref().and_then(request::endpoint_glyphs);
                 let name = Some(super::text::sanitise(&r.name).into_owned()).filter(|name| !name.is_empty());
                 let parts = [Some(format!("{} · turn {}", r.id.0, r.turn)), glyphs, name];
-                parts.into_iter().flatten().collect::<Vec<_>>().join(" · ")
+                fit(&parts.into_iter().flatten().collect::<Vec<_>>().join(" · "), room).into_owned()
             }
             None => String::new(),
         },
         Pane::Transcript => format!("lane {}", model.ui.lane.label()),
         Pane::Events => format!("{} folded", thousands(model.ledger.events())),
         Pane::Log => memory_note(model, room),
+        Pane::Divergence => match model.selected() {
+            Some(r) => format!("{} · turn {}", r.id.0, r.turn),
+            None => String::new(),
+        },
+        Pane::Debt => format!("lane {} · tokens", model.ui.lane.label()),
     }
 }
 
-/// The prefix cache's memory, then as much of the device's as fits.
+/// The prefix cache's memory, then as much of the SSD tier's and the device's as fits.
 fn memory_note(model: &Model, room: usize) -> String {
     let cache = model.ledger.memory().map(|memory| {
         format!(
@@ -42,8 +52,16 @@ fn memory_note(model: &Model, room: usize) -> String {
             memory.slots.map_or_else(String::new, |s| format!(", {} snapshots", thousands(s.snapshots)))
         )
     });
-    let left = room.saturating_sub(cache.as_ref().map_or(0, |words| width(words) + 3));
-    let device = model.ledger.device_memory().map(|device| gauge(device, left));
-    let parts = [cache, device.filter(|words| !words.is_empty())];
-    parts.into_iter().flatten().collect::<Vec<_>>().join(" · ")
+    let mut note = cache.unwrap_or_default();
+    let mut add = |gauge: &dyn Fn(usize) -> Option<String>| {
+        let between = if note.is_empty() { "" } else { " · " };
+        let left = room.saturating_sub(width(&note) + width(between));
+        if let Some(words) = gauge(left).filter(|words| !words.is_empty()) {
+            note.push_str(between);
+            note.push_str(&words);
+        }
+    };
+    add(&|left| tier::reading(model).map(|tier| tier::gauge(tier, left)));
+    add(&|left| model.ledger.device_memory().map(|device| gauge(device, left)));
+    note
 }

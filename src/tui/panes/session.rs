@@ -1,8 +1,12 @@
-//! The session: one row a request. A fall of the checkpoint is marked `▼`; the turn that comes next is announced.
+//! The session: one row a request. A fall of the checkpoint is marked `▼`, a request beside the line of
+//! history `side`; the turn that comes next is announced.
+
+use std::collections::BTreeMap;
 
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
+use super::table::{first_row, fitting, padded};
 use crate::event::{Cause, Phase, RequestId};
 use crate::ledger::{CheckpointStep, RequestFacts};
 use crate::tui::app::{Model, Pane, visible_requests};
@@ -57,6 +61,7 @@ fn in_progress(request: &RequestFacts, value: Option<u64>) -> String {
 
 fn delta(row: &RowFacts<'_>) -> String {
     match row.step {
+        None if row.request.is_side() => "side".to_owned(),
         None => UNKNOWN.to_owned(),
         Some(step) if step.cliff => format!("▼{}", signed(step.delta)),
         Some(step) => signed(step.delta),
@@ -78,7 +83,8 @@ pub fn haystack(request: &RequestFacts) -> String {
     let word = request.restore.as_ref().map_or("", |r| r.cause.word());
     let route = request.route.map_or("", |r| r.word());
     let error = request.error.as_deref().unwrap_or_default();
-    format!("{} {} {route} {word} {cause} {error}", request.turn, request.name).to_lowercase()
+    let side = if request.is_side() { "side" } else { "" };
+    format!("{} {} {route} {word} {cause} {error} {side}", request.turn, request.name).to_lowercase()
 }
 
 /// The width in which all important columns fit, frame included.
@@ -91,9 +97,11 @@ pub fn preferred_width(model: &Model) -> u16 {
 }
 
 fn rows(model: &Model) -> Vec<RowFacts<'_>> {
+    let steps: BTreeMap<RequestId, CheckpointStep> =
+        model.ledger.checkpoint_steps(model.ui.lane).into_iter().collect();
     let row = |id: RequestId| {
         let request = model.ledger.request(id)?;
-        Some(RowFacts { request, step: model.ledger.checkpoint_step(request) })
+        Some(RowFacts { request, step: steps.get(&id).copied() })
     };
     visible_requests(model).into_iter().filter_map(row).collect()
 }
@@ -108,27 +116,12 @@ fn column_widths(rows: &[RowFacts<'_>]) -> [usize; COLUMNS.len()] {
     widths
 }
 
-/// The columns that fit `room`, in display order.
-fn fitting_columns(widths: &[usize; COLUMNS.len()], room: usize) -> Vec<usize> {
-    let mut used = 0;
-    let mut chosen = Vec::new();
-    for index in IMPORTANCE {
-        if used + widths[index] + 1 > room {
-            break;
-        }
-        used += widths[index] + 1;
-        chosen.push(index);
-    }
-    chosen.sort_unstable();
-    chosen
-}
-
 /// Draws the pane.
 pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     let rows = rows(model);
     let mut widths = column_widths(&rows);
     widths[0] = widths[0].max(next_number(model).len());
-    let columns = fitting_columns(&widths, usize::from(area.width).saturating_sub(1));
+    let columns = fitting(&widths, &IMPORTANCE, usize::from(area.width).saturating_sub(1));
     let header: Vec<Span<'_>> =
         columns.iter().map(|i| cell(canvas, *i, &widths, COLUMNS[*i].header, Tone::Dim)).collect();
     canvas.line(area, 0, &Line::from([vec![Span::raw(" ")], header].concat()));
@@ -158,15 +151,6 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     }
 }
 
-/// The first row shown: the end while following, otherwise wherever keeps the selection in sight.
-fn first_row(lines: usize, height: usize, selected: Option<usize>, follow: bool) -> usize {
-    let last = lines.saturating_sub(height);
-    match selected {
-        Some(at) if !follow => at.saturating_sub(height / 2).min(last),
-        _ => last,
-    }
-}
-
 fn draw_row(
     canvas: &mut Canvas<'_>,
     area: Rect,
@@ -182,6 +166,7 @@ fn draw_row(
     let mut spans = vec![canvas.span(marker, Tone::Key)];
     for index in columns {
         let tone = match COLUMNS[*index].header {
+            "#" | "Δckpt" if row.request.is_side() => Tone::Dim,
             "#" => Tone::Lane(row.request.lane),
             "Δckpt" if cliff => Tone::Warn,
             "why" if cliff || failed || is_loss(row) => Tone::Warn,
@@ -211,9 +196,7 @@ fn cell<'a>(
     value: &str,
     tone: Tone,
 ) -> Span<'a> {
-    let width = widths[index];
-    let padded = if COLUMNS[index].right { text::right(value, width) } else { text::left(value, width) };
-    canvas.span(format!("{padded} "), tone)
+    canvas.span(padded(value, widths[index], COLUMNS[index].right), tone)
 }
 
 fn next_number(model: &Model) -> String {
@@ -243,22 +226,10 @@ mod tests {
     fn narrow_panes_keep_what_matters_most() {
         let widths = column_widths(&[]);
         let headers = |room| -> Vec<_> {
-            fitting_columns(&widths, room).into_iter().map(|i| COLUMNS[i].header).collect()
+            fitting(&widths, &IMPORTANCE, room).into_iter().map(|i| COLUMNS[i].header).collect()
         };
         assert_eq!(headers(26), ["#", "ckpt", "Δckpt", "suffix", "why"]);
         assert_eq!(headers(0), Vec::<&str>::new());
         assert_eq!(headers(200).len(), COLUMNS.len());
-    }
-
-    #[test]
-    fn the_selection_is_always_in_sight() {
-        for lines in 0..40 {
-            for height in 1..10 {
-                for at in 0..lines {
-                    let top = first_row(lines, height, Some(at), false);
-                    assert!((top..top + height).contains(&at), "{lines} {height} {at}");
-                }
-            }
-        }
     }
 }

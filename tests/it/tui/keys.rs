@@ -4,7 +4,7 @@ use crossterm::event::KeyCode;
 use escarp::engine::Command;
 use escarp::event::*;
 use escarp::tui::action::{ACTIONS, ActionId, Exists};
-use escarp::tui::app::{Effect, Msg, Pane, update};
+use escarp::tui::app::{Effect, Msg, Pane, perform, update};
 
 use super::sample::Run;
 use super::{Bench, event, rows, sample, troubled};
@@ -15,7 +15,7 @@ fn every_action_has_a_key_that_reaches_it_and_a_line_in_the_help() {
     let mut recording = Bench::recording(sample::session().events());
     for bench in [&mut live, &mut recording] {
         bench.press('?');
-        let help = bench.text(120, 90);
+        let help = bench.text(120, 140);
         bench.press('q');
         for action in ACTIONS {
             let exists = match action.exists {
@@ -53,7 +53,10 @@ fn every_enabled_action_does_something() {
             continue;
         }
         let before = format!("{:?}", bench.model.ui);
-        let effects = update(&mut bench.model, Msg::Key(action.keys[0].event()));
+        let effects = match action.keys.first() {
+            Some(key) => update(&mut bench.model, Msg::Key(key.event())),
+            None => perform(&mut bench.model, action),
+        };
         let at_the_end = matches!(
             action.id,
             ActionId::Down | ActionId::PageDown | ActionId::Last | ActionId::Open | ActionId::Right

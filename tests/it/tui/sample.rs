@@ -181,6 +181,92 @@ impl Run {
     }
 }
 
+impl Run {
+    /// A request beside the line of history: it shares system prompt and tools, no more.
+    pub fn side(&mut self, request: u64, turn: u32, name: &'static str) {
+        let shape = Turn { request, turn, name, ..Turn::default() };
+        let (lane, request) = (Some(shape.lane), Some(request));
+        let arrival = Arrival { source: Source::Side, ..arrival(&shape, 1_300, false) };
+        self.say(lane, request, Body::Arrived(Box::new(arrival)));
+        self.say(lane, request, Body::Admitted { queued: Nanos(40_000) });
+        let mut restore = restore(&shape, 1_300, 1_100, false);
+        restore.common_prefix_tokens = Some(1_100);
+        self.say(lane, request, Body::Restored(Box::new(restore)));
+        self.say(lane, request, Body::Routed { route: Route::Dense, uncached_suffix: 276 });
+        self.say(lane, request, Body::Prefilled { computed_tokens: 276, took: Nanos(938_400_000) });
+        self.say(lane, request, Body::Finished { reason: FinishReason::Stop, took: Nanos(1_200_000_000) });
+    }
+
+    /// A request with the given checkpoint and suffix, on a device whose prefill is measured.
+    fn with_checkpoint(&mut self, number: u64, checkpoint: u64, suffix: u64, cause: Cause) {
+        let turn = Turn { request: number, turn: number as u32, name: "read-file", ..Turn::default() };
+        let (lane, request) = (Some(0), Some(number));
+        let prompt = checkpoint + suffix;
+        let old = self.previous.map_or(0, |(prompt, _)| prompt);
+        self.now += 9_000_000_000;
+        self.say(lane, request, Body::Arrived(Box::new(arrival(&turn, prompt, number == 1))));
+        self.say(lane, request, Body::Admitted { queued: Nanos(40_000) });
+        let mut restore = restore(&turn, prompt, old.min(prompt), number == 1);
+        restore.common_prefix_tokens = (number > 1).then_some(old.min(prompt));
+        restore.checkpoint_tokens = checkpoint;
+        restore.matched_with_state_tokens = checkpoint;
+        restore.cause = cause;
+        let index = (checkpoint / BLOCK) as u32;
+        if cause == Cause::NoSnapshot {
+            let writer = Culprit { index, written_by: Some(RequestId(3)), earlier_run: false };
+            let tokens = restore.matched_tokens.saturating_sub(checkpoint);
+            restore.losses.push(Loss { cause, tokens, detail: String::new(), block: Some(writer) });
+        }
+        self.say(lane, request, Body::Restored(Box::new(restore)));
+        self.say(lane, request, Body::Routed { route: Route::Dense, uncached_suffix: suffix });
+        let mut done = 0;
+        while done < suffix {
+            let chunk = (suffix - done).min(512);
+            let depth = checkpoint + done;
+            // Two milliseconds a token, and a microsecond for each token before it.
+            let took = Nanos(chunk * 2_000_000 + 1_000 * chunk * (2 * depth + chunk) / 2);
+            done += chunk;
+            self.now += took.0;
+            let progress =
+                Body::PrefillProgress { done, total: suffix, shrunk: None, device: None, took: Some(took) };
+            self.say(lane, request, progress);
+        }
+        let took = Nanos(suffix * 3_000_000);
+        self.say(lane, request, Body::Prefilled { computed_tokens: suffix, took });
+        let canonical_tokens = if number < 4 { prompt / BLOCK * BLOCK } else { 1_024 };
+        let stored = Body::Stored {
+            stored_tokens: suffix / BLOCK * BLOCK,
+            canonical_tokens,
+            evicted_blocks: 0,
+            snapshots: Some(SnapshotsStored { stored: 1, not_taken: 0, dropped: 0 }),
+            tier: None,
+        };
+        self.say(lane, request, stored);
+        self.say(lane, request, Body::Finished { reason: FinishReason::Stop, took });
+        self.gate(Gate::BeforeTurn, 0, Some(number as u32 + 1));
+        self.previous = Some((prompt, checkpoint));
+    }
+}
+
+/// A checkpoint that rises for four requests, falls at the fifth and is pinned from then on while the suffix grows.
+pub fn latched() -> Run {
+    let mut run = Run::new();
+    let requests = [
+        (0, 1_900, Cause::Cold),
+        (1_792, 840, Cause::BlockFloor),
+        (2_560, 700, Cause::BlockFloor),
+        (3_072, 910, Cause::BlockFloor),
+        (1_024, 3_600, Cause::NoSnapshot),
+        (1_024, 4_310, Cause::NoSnapshot),
+        (1_024, 5_020, Cause::NoSnapshot),
+        (1_024, 5_930, Cause::NoSnapshot),
+    ];
+    for (number, (checkpoint, suffix, cause)) in (1..).zip(requests) {
+        run.with_checkpoint(number, checkpoint, suffix, cause);
+    }
+    run
+}
+
 /// What the device holds behind a prefill of `suffix` tokens.
 fn device(suffix: u64) -> DeviceMemory {
     let active_bytes = (180 << 20) + suffix * 24_576;
