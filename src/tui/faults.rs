@@ -53,7 +53,7 @@ pub fn obstacle(model: &Model, form: usize) -> Result<(), &'static str> {
             Err("this model has no recurrent layers")
         }
         Needs { tier: true, .. } if run.cache_dir.is_none() => {
-            Err("there is no SSD tier; `cache.dir` makes one")
+            Err("there is no SSD tier; start with `--cache-dir`")
         }
         Needs { block: true, .. } if !prompted => Err("no prompt has been served; `n` runs a turn"),
         _ => Ok(()),
@@ -69,7 +69,7 @@ struct Needs {
 
 impl Needs {
     fn of(form: &str) -> Option<Needs> {
-        let fault: Fault = form.replace('N', "0").replace("SECONDS", "1").parse().ok()?;
+        let fault: Fault = form.replace("SECONDS", "1").replace(BLOCK, ":0").parse().ok()?;
         let (block, tier, snapshots) = match fault {
             Fault::EvictBlock(_) | Fault::LoseBlock(_) | Fault::ChangeGeneration(_) => (true, false, false),
             Fault::DropSnapshot(_) => (true, false, true),

@@ -17,6 +17,7 @@ use super::scrub::Recording;
 use crate::engine::{Command, Fault};
 use crate::event::{Body, Event, Gate, LaneId};
 use crate::ledger::{Ledger, RequestFacts};
+use crate::report::settings_line;
 pub use movement::visible_requests;
 use movement::{
     cycle_focus, focus, on_mouse, open, page, show_lane, sideways, step, switch_lane, to_first, to_last,
@@ -172,7 +173,12 @@ fn on_event(model: &mut Model, event: &Event) {
             model.toast(format!("lane {} opened; `[` and `]` switch", model.ui.lane.label()));
         }
         // What was said of a model that was still loading is true no more.
-        Body::RunStarted(_) => model.ui.toast = None,
+        Body::RunStarted(run) => {
+            model.ui.toast = None;
+            if let Some(settings) = settings_line(run) {
+                model.toast(settings);
+            }
+        }
         Body::EngineFailed { message } => model.warn(format!("engine failed: {message}")),
         Body::FaultInjected { fault, outcome } => model.toast(format!("{fault}: {outcome}")),
         Body::BreakpointsSet { conditions } if conditions.is_empty() => model.toast("no breakpoints"),

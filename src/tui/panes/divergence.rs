@@ -390,7 +390,11 @@ fn place_words(runs: &[SegmentRun], position: u64, segment: Option<Segment>) -> 
 /// What changed, in words: `"timeout" became "timeout_s"`, an insertion, a deletion, whitespace only, or other tokens for the same text.
 fn change_words(divergence: &Divergence) -> String {
     let (before, after) = (excerpt(&divergence.before), excerpt(&divergence.after));
-    if before == after {
+    if divergence.tokens_after.is_empty() && !divergence.tokens_before.is_empty() {
+        return format!("the prompt ends here, where \"{}\" stood", quoted(&before[common_start(before, after)..]));
+    }
+    // The excerpts end some tokens further on, which may be at different places of the same text.
+    if before.starts_with(after) || after.starts_with(before) {
         let tokens = |tokens: &[TokenText]| {
             tokens
                 .first()
@@ -493,7 +497,10 @@ mod tests {
             "nothing in the text: the same characters are other tokens (7 \"ab\") → (8 \"a\")"
         );
         assert!(words("entirely", "different").contains("\"entirely\" became \"different\""));
-        assert_eq!(words("", "x"), "\"x\" was inserted");
+        assert_eq!(words("one two three", "one six two three"), "\"six␣\" was inserted");
+        assert!(words("the same text", "the same te").starts_with("nothing in the text"));
+        let ended = Divergence { tokens_after: Vec::new(), ..divergence("ab cd", "ab ") };
+        assert_eq!(change_words(&ended), "the prompt ends here, where \"cd\" stood");
         assert!(words(&"x ".repeat(400), &"y ".repeat(400)).len() < 120);
     }
 
