@@ -391,7 +391,10 @@ fn place_words(runs: &[SegmentRun], position: u64, segment: Option<Segment>) -> 
 fn change_words(divergence: &Divergence) -> String {
     let (before, after) = (excerpt(&divergence.before), excerpt(&divergence.after));
     if divergence.tokens_after.is_empty() && !divergence.tokens_before.is_empty() {
-        return format!("the prompt ends here, where \"{}\" stood", quoted(&before[common_start(before, after)..]));
+        return format!(
+            "the prompt ends here, where \"{}\" stood",
+            quoted(&before[common_start(before, after)..])
+        );
     }
     // The excerpts end some tokens further on, which may be at different places of the same text.
     if before.starts_with(after) || after.starts_with(before) {
