@@ -98,7 +98,7 @@ fn spawn_writer(folder: &Path, limit: u64, first: u64) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "tier::child_that_writes", "--nocapture", "--test-threads=1"]);
     child.env(CHILD, format!("{limit} {first} {}", folder.display()));
-    child.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
+    child.stdout(Stdio::piped()).spawn().unwrap()
 }
 
 /// Lets a writer write for a while and kills it. Gives the prompts that it said were durable.
@@ -109,7 +109,7 @@ fn write_and_kill(folder: &Path, limit: u64, first: u64, chance: &mut Chance) ->
     if chance.below(8) > 0 {
         assert!(lines.by_ref().any(|line| line == "open"));
     }
-    std::thread::sleep(Duration::from_micros(chance.below(15_000)));
+    std::thread::sleep(Duration::from_micros(chance.below(30_000)));
     child.kill().unwrap();
     child.wait().unwrap();
     lines.filter_map(|line| line.strip_prefix("durable ")?.parse().ok()).collect()

@@ -121,6 +121,8 @@ impl Folder {
         if let Some(mut file) = lock.take() {
             // Only what the next owner's error message could have said is at stake.
             let _ = overwrite(&mut file, &format!("{MARKER}\n"));
+            // Closing is not enough: a child process that is just being started has the file too until it runs.
+            let _ = file.unlock();
         }
     }
 
@@ -383,7 +385,7 @@ pub(super) fn owner_of(root: &Path) -> Result<Option<Option<u32>>, TierError> {
         return Err(TierError::Version { folder: root.to_owned(), found, expected: MARKER });
     }
     match file.try_lock_shared() {
-        Ok(()) => Ok(None),
+        Ok(()) => file.unlock().map(|()| None).map_err(failed),
         Err(TryLockError::WouldBlock) => Ok(Some(owner(&lines))),
         Err(TryLockError::Error(error)) => Err(failed(error)),
     }
