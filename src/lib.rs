@@ -31,10 +31,11 @@
 //!   architectures, written against [`device::ops::Device`].
 //! * [`device`]: the seam between models and arithmetic. `cpu` has kernels of its own, `mlx` builds
 //!   graphs for Apple's GPU, `sim` is a pseudo-model with a cost model. [`device::identity`] measures what another route changes.
-//! * [`cache`]: hash-chained blocks, pages and slots with their holders, snapshots of recurrent state, the prefix index, and
-//!   the restore with its named losses.
+//! * [`cache`]: hash-chained blocks, pages and slots with their holders, snapshots of recurrent state, the prefix index, the tier on
+//!   disk, and the restore with its named losses.
 //! * [`prefill`] and [`decode`]: how a suffix is cut into chunks; how a token is chosen.
-//! * [`engine`]: the thread that owns all of the above, its clock, its scheduler, its lanes.
+//! * [`engine`]: the thread that owns all of the above, its clock, its scheduler, its lanes. It folds its own events as well, to stop at a
+//!   breakpoint in the step in which it comes true.
 //! * [`config`]: typed TOML; one source of defaults.
 //! * [`tui`], [`report`], [`cli`]: views. They see commands and events.
 //!
@@ -55,7 +56,10 @@
 //!   read through it.
 //! * **State is of two kinds.** Attention state can be cut at any block boundary; recurrent state exists only where it was
 //!   captured, and a span says which slot it reads and which it writes ([`device::StateFlow`]).
-//! * **Every token of an uncached suffix has a reason.** The losses of a restore add up to the suffix, always.
+//! * **Every token of an uncached suffix has a reason.** The losses of a restore add up to the suffix, always. The engine observes every
+//!   cause, so none is ever unknown.
+//! * **What comes from disk is checked before it is state**: identity, layers, place in the chain, tokens, every bit. What fails is moved aside and
+//!   computed anew; a disk that is slow, full or gone costs time and nothing else. Nothing waits for a write.
 //! * **Files from outside are hostile until parsed**: sizes are bounded before anything is allocated, and an error names
 //!   file, place and remedy.
 //! * **No part but `device` knows which device it runs on.** What a device promises about bits, and what memory it has left, are facts the

@@ -5,6 +5,7 @@
 //! prefill stops where the engine would capture a snapshot. The best of several repetitions counts, since whatever else
 //! the machine does can only make a run slower.
 
+pub(super) mod cache;
 pub(super) mod identity;
 mod machine;
 
@@ -59,6 +60,8 @@ pub(super) struct Options {
 enum Other {
     /// Measure what changes when the same tokens are computed by another route: logits, likeliest tokens, text.
     Identity(identity::Options),
+    /// Measure what a restore costs, from RAM and from the SSD tier, against computing the same tokens.
+    Cache(cache::Options),
 }
 
 fn positive() -> RangedU64ValueParser<usize> {
@@ -101,8 +104,10 @@ struct Run {
 }
 
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
-    if let Some(Other::Identity(options)) = &options.other {
-        return identity::run(options);
+    match &options.other {
+        Some(Other::Identity(options)) => return identity::run(options),
+        Some(Other::Cache(options)) => return cache::run(options),
+        None => {}
     }
     let config = options.model.config(options.arithmetic.sugar())?;
     options.model.start_log()?;

@@ -103,6 +103,7 @@ mod tests {
             logits::EXAMPLES,
             bench::EXAMPLES,
             bench::identity::EXAMPLES,
+            bench::cache::EXAMPLES,
             completions::EXAMPLES,
         ];
         for (line, _) in all.into_iter().flatten() {

@@ -10,6 +10,7 @@ use super::options::ReplayOptions;
 use super::progress::Progress;
 use super::{Example, Failure, examples, logging};
 use crate::config::UiConfig;
+use crate::engine::Command;
 use crate::event::{Body, ChannelSink, Event, Fanout, record};
 use crate::tui::log::{LogRing, RingLayer};
 use crate::tui::{self, ExitReason, Provoke, Source, TuiError, TuiOptions, terminal};
@@ -72,6 +73,10 @@ impl Options {
         if let Err(message) = await_start(&news) {
             run.finish(false)?;
             return Err(Failure::Input(message));
+        }
+        let conditions = self.replay.breakpoints.clone();
+        if !conditions.is_empty() {
+            run.engine.send(Command::Break { conditions });
         }
         let send = Box::new(|command| run.engine.send(command));
         let shown = self.show(ui, log, Source::Live { send, events });

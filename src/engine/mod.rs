@@ -217,10 +217,12 @@ fn serve(
     let mut cache = Cache::new(&identity, facts.page_tokens, budget);
     cache.limit_snapshots(config.cache.max_snapshots.unwrap_or(usize::MAX));
     if let Some(dir) = &config.cache.dir {
-        let layers = Layers { attention: facts.attention_layers, recurrent: facts.recurrent_layers };
         let (page, slot) = executor.exported_bytes();
         let state = StateBytes { page: page as u64, slot: slot as u64 };
-        cache.attach_tier(Tier::open(dir, &identity, layers, state, config.cache.ssd_bytes)?, run_name());
+        cache.attach_tier(
+            Tier::open(dir, &identity, layers_of(&facts), state, config.cache.ssd_bytes)?,
+            run_name(),
+        );
     }
     let run = run_facts(config, &session, &facts);
     out.emit(clock.now(), None, None, Body::RunStarted(Box::new(run)));
@@ -240,6 +242,10 @@ fn run_name() -> String {
     let seed = [u128::from(std::process::id()), now.as_nanos()];
     let hash = blake3::hash(bytemuck::cast_slice(&seed));
     hash.to_hex().chars().take(16).collect()
+}
+
+fn layers_of(facts: &ExecutorFacts) -> Layers {
+    Layers { attention: facts.attention_layers, recurrent: facts.recurrent_layers }
 }
 
 fn cache_identity(facts: &ExecutorFacts, text: &TextCodec) -> chain::Identity {

@@ -4,6 +4,7 @@ mod growth;
 mod hybrid;
 mod memory;
 mod resident;
+mod tiers;
 
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -13,7 +14,8 @@ use proptest::prelude::*;
 use super::scheduler::{Scheduler, StepOutcome};
 use super::sequence::Submission;
 use super::*;
-use crate::config::{CacheConfig, SchedulerConfig, SnapshotPolicy};
+use crate::cache::tier::Tuning;
+use crate::config::{PlaceholderPolicy, SchedulerConfig, SnapshotPolicy};
 use crate::decode::Sampling;
 use crate::device::sim::Sim;
 use crate::event::{Cause, Event, FinishReason, Gate, HistoryChange, Nanos, Phase, Segment, Source};
@@ -346,11 +348,33 @@ fn submission(prompt: Vec<u32>, max_output_tokens: u64) -> Submission {
 struct Ground {
     scheduling: SchedulerConfig,
     policy: SnapshotPolicy,
+    placeholder: PlaceholderPolicy,
     block_tokens: usize,
     budget: Budget,
+    tier: Option<TierGround>,
+    ssd_wait: Duration,
+}
+
+/// The tier on disk of a scheduler under test.
+#[derive(Debug, Clone)]
+struct TierGround {
+    dir: std::path::PathBuf,
+    limit_bytes: u64,
+    tuning: Tuning,
 }
 
 impl Ground {
+    /// Without a tier on disk.
+    fn of(
+        scheduling: SchedulerConfig,
+        policy: SnapshotPolicy,
+        block_tokens: usize,
+        budget: Budget,
+    ) -> Ground {
+        let (placeholder, ssd_wait) = (PlaceholderPolicy::WalkBack, Duration::from_secs(60));
+        Ground { scheduling, policy, placeholder, block_tokens, budget, tier: None, ssd_wait }
+    }
+
     /// Attention layers only.
     fn sliceable(scheduling: SchedulerConfig, pages: usize) -> Ground {
         let budget = Budget {
@@ -361,7 +385,7 @@ impl Ground {
             context_pages: pages,
             device: DeviceLimits::default(),
         };
-        Ground { scheduling, policy: SnapshotPolicy::EVERY, block_tokens: BLOCK, budget }
+        Ground::of(scheduling, SnapshotPolicy::EVERY, BLOCK, budget)
     }
 
     fn run<T>(
@@ -379,13 +403,22 @@ impl Ground {
         Loaded { executor, text }: Loaded,
         work: impl FnOnce(&mut Scheduler<'_>, &mut Clock, &mut Emitter) -> T,
     ) -> (T, Vec<Event>) {
-        let cache = Cache::new(&cache_identity(executor.facts(), &text), self.block_tokens, self.budget);
+        let identity = cache_identity(executor.facts(), &text);
+        let mut cache = Cache::new(&identity, self.block_tokens, self.budget);
+        if let Some(TierGround { dir, limit_bytes, tuning }) = &self.tier {
+            let (page, slot) = executor.exported_bytes();
+            let state = StateBytes { page: page as u64, slot: slot as u64 };
+            let layers = layers_of(executor.facts());
+            let tier = Tier::open_tuned(dir, &identity, layers, state, *limit_bytes, *tuning).unwrap();
+            cache.attach_tier(tier, run_name());
+        }
         let mut clock = Clock::start(ClockKind::Virtual, true);
         let (sender, events) = channel();
         let mut out = Emitter::new(Box::new(move |event: &Event| {
             let _ = sender.send(event.clone());
         }));
-        let policies = Policies { snapshot: self.policy, ..Policies::of(&CacheConfig::default()) };
+        let policies =
+            Policies { snapshot: self.policy, placeholder: self.placeholder, ssd_wait: self.ssd_wait };
         let mut scheduler = Scheduler::new(executor, &text, cache, self.scheduling.clone(), policies);
         let result = work(&mut scheduler, &mut clock, &mut out);
         (result, events.try_iter().collect())

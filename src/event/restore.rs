@@ -343,8 +343,8 @@ pub struct BlockFact {
     pub index: u32,
     /// Where its attention state stands.
     pub residency: Residency,
-    /// The recurrent layers' state at its end. `None` for a block that is not held, and for a model without recurrent layers,
-    /// where every held block can be restored from.
+    /// The recurrent layers' state at its end. `None` for a block that is not held or out of reach behind a hole, and for a model without
+    /// recurrent layers, where every held block can be restored from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recurrent: Option<EndState>,
     /// The request that wrote it, where one is known.

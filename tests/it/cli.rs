@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod real_model;
+mod tiers;
 
 use std::ffi::OsStr;
 use std::path::Path;

@@ -87,7 +87,9 @@ fn changed_or_new(
 ) -> Vec<Loss> {
     let &Known { common, known, .. } = known;
     let total = prompt.tokens.len();
-    let replaced = predecessor.prompt_tokens.min(total).saturating_sub(known);
+    // Where somebody else had more of the prompt, what the predecessor had instead is not what is missing.
+    let replaced =
+        if known > common { 0 } else { predecessor.prompt_tokens.min(total).saturating_sub(known) };
     let new = total - known - replaced;
     let new_cause = if prompt.branches { Cause::Branch } else { Cause::Appended };
     let mut losses = vec![loss(new_cause, new, String::new(), None)];

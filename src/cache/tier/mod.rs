@@ -51,6 +51,12 @@ pub struct Layers {
     pub recurrent: u32,
 }
 
+impl std::fmt::Display for Layers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} attention and {} recurrent layers", self.attention, self.recurrent)
+    }
+}
+
 /// Which half of a block's state a file holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
@@ -347,7 +353,8 @@ impl Tier {
     pub fn lookup(&self, part: Part, hash: &BlockHash) -> Lookup<'_> {
         let key = Key { part, hash: *hash };
         match self.catalogue.get(&key) {
-            Some(entry) if self.is_usable(key, entry) => Lookup::Held(&entry.origin),
+            // One of other layers is told by the read that refuses it.
+            Some(entry) if self.catalogue.is_own(entry) => Lookup::Held(&entry.origin),
             Some(_) => Lookup::Absent,
             None => self.catalogue.evicted(&key).map_or(Lookup::Absent, Lookup::Evicted),
         }
@@ -473,8 +480,10 @@ impl Tier {
         let Some(entry) = self.catalogue.remove(&key) else { return };
         self.counts.damaged += 1;
         let aside = self.folder.aside(key.part, &key.hash, entry.mtime_ns);
+        // What is wrong with it may be its length.
+        let bytes = std::fs::metadata(self.folder.path(key)).map_or(entry.bytes, |metadata| metadata.len());
         self.writer.set_aside(self.folder.path(key), aside.clone(), what);
-        self.catalogue.set_aside(aside, entry.bytes);
+        self.catalogue.set_aside(aside, bytes);
         self.note(Note::Damaged { part: key.part, hash: key.hash, what: what.to_owned() });
         self.trim_aside();
     }
@@ -539,7 +548,7 @@ impl Tier {
 
     fn expected(&self, wanted: &Wanted) -> Option<(PathBuf, Expected)> {
         let key = Key { part: wanted.part, hash: wanted.place.hash };
-        let entry = self.catalogue.get(&key).filter(|entry| self.is_usable(key, entry))?;
+        let entry = self.catalogue.get(&key).filter(|entry| self.catalogue.is_own(entry))?;
         let expected = Expected {
             part: wanted.part,
             place: wanted.place,

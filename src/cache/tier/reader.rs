@@ -98,8 +98,10 @@ impl Expected {
         if header.identity != self.identity {
             return foreign(header.identity.differences(&self.identity));
         }
+        if header.layers != self.layers {
+            return foreign(format!("it holds {}, the model has {}", header.layers, self.layers));
+        }
         let differing = [
-            ("layers", header.layers != self.layers),
             ("part", header.part != self.part),
             ("name", header.place.hash != self.place.hash),
             ("depth", header.place.depth != self.place.depth),

@@ -513,3 +513,20 @@ fn only_so_many_damaged_files_are_kept() {
 mod format;
 mod inventory;
 mod property;
+
+#[test]
+fn state_of_other_layers_is_refused_by_name_and_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let prompt = tokens(100, 2);
+    store(&mut open(dir.path()), &prompt, &[]);
+    let others = Layers { attention: 2, recurrent: 5 };
+    let mut tier =
+        Tier::open_tuned(dir.path(), &identity(), others, SIZES, PLENTY, Tuning::default()).unwrap();
+    let wanted = blocks(&tier, &prompt);
+    let what =
+        "it holds 2 attention and 6 recurrent layers, the model has 2 attention and 5 recurrent layers";
+    let refused = ReadFailure::Foreign { what: what.to_owned() };
+    assert_eq!(read(&mut tier, wanted.clone()), [Err(refused.clone()), Err(refused)]);
+    assert_eq!(store(&mut tier, &prompt, &[]), [Offer::Taken; 2]);
+    assert_eq!(read(&mut tier, wanted), [Ok(()), Ok(())]);
+}

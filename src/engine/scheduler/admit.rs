@@ -358,10 +358,9 @@ fn prompt_of(submission: &Submission) -> Prompt<'_> {
 
 /// A read that failed, as a cause and in words.
 fn reason(failure: &ReadFailure) -> (Cause, String) {
-    let cause = match failure {
-        ReadFailure::Damaged { .. } => Cause::Damaged,
-        ReadFailure::Foreign { .. } => Cause::IdentityChanged,
-        _ => Cause::Unread,
-    };
-    (cause, failure.to_string())
+    match failure {
+        ReadFailure::Damaged { what } => (Cause::Damaged, what.clone()),
+        ReadFailure::Foreign { what } => (Cause::IdentityChanged, what.clone()),
+        _ => (Cause::Unread, failure.to_string()),
+    }
 }

@@ -42,18 +42,23 @@ pub(super) fn narrow(
         context_pages: usize::MAX,
         device: DeviceLimits::default(),
     };
-    Ground { scheduling, policy, block_tokens, budget }
+    Ground::of(scheduling, policy, block_tokens, budget)
 }
 
-fn prompt(seed: usize, length: usize) -> Vec<u32> {
+pub(super) fn prompt(seed: usize, length: usize) -> Vec<u32> {
     (0..length).map(|i| ((seed + 3) * 101 + i * 7) as u32 % 5_000).collect()
 }
 
-fn request(tokens: Vec<u32>) -> Submission {
+pub(super) fn request(tokens: Vec<u32>) -> Submission {
     submission(tokens, REPLY)
 }
 
-fn serve(scheduler: &mut Scheduler<'_>, tokens: Vec<u32>, clock: &mut Clock, out: &mut Emitter) -> RequestId {
+pub(super) fn serve(
+    scheduler: &mut Scheduler<'_>,
+    tokens: Vec<u32>,
+    clock: &mut Clock,
+    out: &mut Emitter,
+) -> RequestId {
     let id = scheduler.submit(request(tokens), clock, out);
     drain(scheduler, clock, out);
     id
@@ -101,6 +106,8 @@ pub(super) struct Step {
     /// Runs together with the request before it.
     together: bool,
     evict_first: bool,
+    /// A fault to what is held of the history the step goes on from.
+    pub(super) fault: Option<Fault>,
 }
 
 fn change() -> impl Strategy<Value = Change> {
@@ -109,6 +116,21 @@ fn change() -> impl Strategy<Value = Change> {
         2 => (any::<prop::sample::Index>(), any::<bool>()).prop_map(|(at, fork)| Change::Edit { at, fork }),
         1 => Just(Change::Again),
     ]
+}
+
+/// Something that goes wrong. Without a tier some of it changes nothing.
+fn fault() -> impl Strategy<Value = Fault> {
+    let kinds: Vec<fn(u32) -> Fault> = vec![
+        Fault::EvictBlock,
+        Fault::LoseBlock,
+        Fault::DropSnapshot,
+        Fault::CorruptFile,
+        Fault::TruncateFile,
+        Fault::CorruptSnapshot,
+        |_| Fault::FillDisk,
+        |_| Fault::FreeDisk,
+    ];
+    (prop::sample::select(kinds), 0_u32..24).prop_map(|(kind, block)| kind(block))
 }
 
 /// A step that adds at most `most` tokens.
@@ -121,14 +143,16 @@ pub(super) fn step(most: usize) -> impl Strategy<Value = Step> {
         cancel,
         prop::bool::weighted(0.3),
         prop::bool::weighted(0.05),
+        prop::option::weighted(0.2, fault()),
     )
-        .prop_map(|(lane, change, tokens, cancel, together, evict_first)| Step {
+        .prop_map(|(lane, change, tokens, cancel, together, evict_first, fault)| Step {
             lane,
             change,
             tokens,
             cancel,
             together,
             evict_first,
+            fault,
         })
 }
 
@@ -192,6 +216,9 @@ impl Script<'_> {
             let mut lanes = BTreeMap::new();
             for (n, step) in steps.iter().enumerate().skip(at).take(together) {
                 let mut lane = step.lane.index(histories.len());
+                if let Some(fault) = step.fault {
+                    scheduler.inject(fault, &histories[lane].prompt, clock);
+                }
                 let mut tokens = histories[lane].next(n, step, longest);
                 tokens.iter_mut().for_each(|token| *token %= vocab);
                 if matches!(step.change, Change::Edit { fork: true, .. }) {

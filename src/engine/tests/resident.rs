@@ -95,6 +95,7 @@ fn assert_recomputes(executor: &mut dyn Executor, held: &[HeldState]) {
 #[derive(Debug, Default)]
 struct Seen {
     restored: usize,
+    from_disk: usize,
     without_snapshot: usize,
     dropped: u64,
     snapshots: usize,
@@ -105,6 +106,7 @@ impl Seen {
     fn add(&mut self, events: &[Event], held: &[HeldState]) {
         for restore in restores(events) {
             self.restored += usize::from(restore.checkpoint_tokens > 0);
+            self.from_disk += usize::from(restore.ssd.is_some());
             self.without_snapshot += usize::from(restore.matched_with_state_tokens < restore.matched_tokens);
         }
         for event in events {
@@ -182,6 +184,40 @@ fn a_dense_hybrid_replies_and_keeps_what_computing_anew_gives() {
 #[test]
 fn a_hybrid_of_experts_replies_and_keeps_what_computing_anew_gives() {
     compare_all("parity-odd-moe");
+}
+
+/// Engines one after the other on one folder, with faults, and with little room in RAM.
+fn compare_over_restarts(model: Fixture, rounds: usize) -> Seen {
+    let mut random = TestRunner::deterministic();
+    let mut seen = Seen::default();
+    for (policy, snapshots, limit_bytes) in
+        [("every", 3, 1 << 30), ("every:2", 20, 4 << 20), ("branch", 8, 1 << 30)]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let policy = SnapshotPolicy::parse(policy).unwrap();
+        let tier = TierGround { dir: dir.path().to_owned(), limit_bytes, tuning: Tuning::default() };
+        let ground = Ground { tier: Some(tier), ..ground(policy, 64, 2, snapshots) };
+        for _ in 0..rounds {
+            let steps = prop::collection::vec(step(300), 8).new_tree(&mut random).unwrap().current();
+            compare(model, &ground, &steps, &mut seen);
+        }
+    }
+    seen
+}
+
+#[test]
+fn what_comes_back_from_disk_is_what_computing_anew_gives() {
+    for name in ["parity-odd-hybrid", "parity-odd-moe"] {
+        let seen = compare_over_restarts(Fixture { name, device: DeviceSetting::Cpu }, 3);
+        assert!(seen.from_disk >= 8 && seen.snapshots > 20, "{name}: {seen:?}");
+    }
+}
+
+#[cfg(feature = "mlx")]
+#[test]
+fn on_mlx_what_comes_back_from_disk_gives_the_same_replies() {
+    let seen = compare_over_restarts(Fixture { name: "parity-odd-hybrid", device: DeviceSetting::Mlx }, 2);
+    assert!(seen.from_disk > 5, "{seen:?}");
 }
 
 #[cfg(feature = "mlx")]
