@@ -249,8 +249,8 @@ mod tests {
         assert_eq!(duration(Some(Nanos(u64::MAX))), "5124095h34m");
         assert_eq!(bytes(1_536), "1.5 KiB");
         assert_eq!(
-            [0.0, 0.043, 0.31, 3.14, 1e12].map(about)[..4],
-            ["≈ 0 s", "≈ 0.043 s", "≈ 0.31 s", "≈ 3.1 s"]
+            [0.0, 0.043, 0.31, 2.66, 1e12].map(about)[..4],
+            ["≈ 0 s", "≈ 0.043 s", "≈ 0.31 s", "≈ 2.7 s"]
         );
         assert_eq!((about(f64::NAN), about(61.0)), ("–".into(), "≈ 61.0 s".into()));
         assert_eq!(

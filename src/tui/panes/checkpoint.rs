@@ -50,7 +50,9 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
         return;
     }
     // Room is kept for the turns to come, so that the chart does not change its scale with every step.
-    let to_come = model.ledger.lane(model.ui.lane).map_or(0, |lane| lane.turns as usize);
+    // Of those, as many are taken for turns beside the line as there were so far.
+    let turns = model.ledger.lane(model.ui.lane).map_or(0, |lane| lane.turns as usize);
+    let to_come = turns.saturating_mul(bars.len()).div_ceil(model.history().len().max(1));
     let column = (usize::from(chart.width) / bars.len().max(to_come)).clamp(1, 6);
     let fitting = usize::from(chart.width) / column;
     let selected = model.selected().map(|r| r.id);
@@ -158,7 +160,10 @@ fn draw_phases(canvas: &mut Canvas<'_>, plot: &Plot, bars: &[Bar], area: Rect) {
         let count = bars[from..].iter().take_while(|bar| bar.phase == phase).count();
         if let Some(phase) = phase {
             let room = (count * plot.column).saturating_sub(1).max(1);
-            let word = text::fit(phase.word(), room).into_owned();
+            let word = match room {
+                0..=4 => phase.word().chars().take(room).collect(),
+                _ => text::fit(phase.word(), room).into_owned(),
+            };
             let fell = matches!(phase, CheckpointPhase::Cliff | CheckpointPhase::Latched);
             let tone = if fell { Tone::Warn } else { Tone::Dim };
             canvas.put(area, AXIS + from * plot.column, row, &word, tone);

@@ -35,6 +35,8 @@ struct DebtRow {
     turn: u32,
     prompt: Option<u64>,
     step: Option<CheckpointStep>,
+    /// It stands beside the line of history.
+    side: bool,
     /// Canonical debt now minus that of the request before.
     change: Option<i64>,
 }
@@ -77,6 +79,9 @@ fn seconds(value: Option<f64>) -> String {
 
 /// What stands out about the checkpoint: the cliff, or for how long it has been pinned; `▲` where the suffix grows meanwhile.
 fn mark(row: &DebtRow) -> String {
+    if row.side {
+        return "side".to_owned();
+    }
     if row.step.is_some_and(|step| step.cliff) {
         return "▼ cliff".to_owned();
     }
@@ -105,6 +110,7 @@ fn rows(model: &Model) -> Vec<DebtRow> {
             prompt: request.and_then(|request| request.prompt_tokens),
             step: steps.get(&entry.request).copied(),
             change: change.filter(|_| !side),
+            side,
             entry,
         }
     };
@@ -150,28 +156,39 @@ fn split(area: Rect, width: u16) -> (Rect, Rect) {
     (Rect { width, ..area }, Rect { x: area.x + width, width: area.width - width, ..area })
 }
 
+/// A value that is plotted.
+type Value = fn(&DebtRow) -> Option<u64>;
+
 /// The account's plots side by side, as many as there are columns for `most`.
 fn draw_plots(canvas: &mut Canvas<'_>, rows: &[DebtRow], at: Option<usize>, area: Rect, most: u16) {
-    let canonical = |row: &DebtRow| row.entry.canonical_debt;
-    let cache = |row: &DebtRow| row.entry.prefix_cache_debt;
-    let fell = rows.iter().any(|row| cache(row).is_some_and(|tokens| tokens > 0));
-    let (left, right) = split(area, area.width / most);
-    if most > 1 || !fell {
-        draw_plot(canvas, rows, at, left, ("canonical debt", Tone::Suffix, canonical));
-    }
-    if most > 1 || fell {
-        let place = if most > 1 { right } else { left };
-        draw_plot(canvas, rows, at, place, ("cache debt", Tone::Warn, cache));
+    let canonical: Value = |row| row.entry.canonical_debt;
+    let cache: Value = |row| row.entry.prefix_cache_debt;
+    // What stands beside the line of history has no place in its curve.
+    let chosen = at.and_then(|at| rows.get(at)).map(|row| row.entry.request);
+    let line: Vec<&DebtRow> = rows.iter().filter(|row| !row.side).collect();
+    let at = line.iter().position(|row| Some(row.entry.request) == chosen);
+    let known = line.iter().any(|row| canonical(row).is_some());
+    let fell = line.iter().any(|row| cache(row).is_some_and(|tokens| tokens > 0));
+    let canonical = ("canonical debt", Tone::Suffix, canonical);
+    let cache = ("cache debt", Tone::Warn, cache);
+    match (known, most) {
+        (true, 2..) => {
+            let (left, right) = split(area, area.width / 2);
+            draw_plot(canvas, &line, at, left, canonical);
+            draw_plot(canvas, &line, at, right, cache);
+        }
+        (true, _) if !fell => draw_plot(canvas, &line, at, area, canonical),
+        _ => draw_plot(canvas, &line, at, area, cache),
     }
 }
 
 /// One value over the requests, the cliffs marked at the turn numbers.
 fn draw_plot(
     canvas: &mut Canvas<'_>,
-    rows: &[DebtRow],
+    rows: &[&DebtRow],
     at: Option<usize>,
     area: Rect,
-    (title, tone, value): (&str, Tone, fn(&DebtRow) -> Option<u64>),
+    (title, tone, value): (&str, Tone, Value),
 ) {
     let chart = Rect {
         x: area.x + AXIS as u16,
@@ -186,8 +203,8 @@ fn draw_plot(
     let fitting = usize::from(chart.width) / column;
     let shown = window(rows.len(), fitting, at);
     let rows_shown = &rows[shown.clone()];
-    let highest = rows_shown.iter().filter_map(value).max().unwrap_or(0);
-    let now = rows.last().and_then(value);
+    let highest = rows_shown.iter().filter_map(|row| value(row)).max().unwrap_or(0);
+    let now = rows.last().and_then(|row| value(row));
     let head = format!(" {title} {} (most {})", count(now), thousands(highest));
     canvas.put(area, 0, 0, &fit(&head, usize::from(area.width)), Tone::Strong);
     canvas.put(area, 0, 1, &right(&kilo(highest), AXIS - 1), Tone::Dim);
@@ -200,7 +217,7 @@ fn draw_plot(
         let cliff = row.step.is_some_and(|step| step.cliff);
         (if cliff { format!("▼{}", row.turn) } else { row.turn.to_string() }, cliff)
     };
-    let labels: Vec<(String, bool)> = rows_shown.iter().map(label).collect();
+    let labels: Vec<(String, bool)> = rows_shown.iter().map(|row| label(row)).collect();
     canvas.put(area, 0, usize::from(chart.height) + 1, &right("turn", AXIS - 1), Tone::Dim);
     let chosen = at.filter(|at| shown.contains(at)).map(|at| at - shown.start);
     plot.numbers(canvas, &labels, chosen);

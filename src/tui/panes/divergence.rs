@@ -86,11 +86,14 @@ fn why_none(model: &Model, request: Option<&RequestFacts>) -> String {
     let Some(before) = model.ledger.predecessor(request) else {
         return format!("Request {id} is the first: there is nothing to depart from.");
     };
+    if restore.common_prefix_tokens.is_none() {
+        return format!("It is not known what request {id} shares with request {}.", before.id.0);
+    }
     let shared = restore.common_prefix_tokens.zip(request.fresh_tokens()).map(|(shared, fresh)| {
         format!(": {} tokens are shared, {} are new", thousands(shared), thousands(fresh))
     });
     let shared = shared.unwrap_or_default();
-    if restore.common_prefix_tokens.is_some() && restore.common_prefix_tokens == request.prompt_tokens {
+    if restore.common_prefix_tokens == request.prompt_tokens {
         return format!(
             "Request {id} is a beginning of request {}: nothing differs up to its end.",
             before.id.0

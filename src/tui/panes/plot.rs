@@ -59,8 +59,14 @@ impl Plot {
     /// Turn numbers under the chart, as many as fit; the one at `chosen` is marked, the ones that warn are kept before others.
     pub(super) fn numbers(&self, canvas: &mut Canvas<'_>, labels: &[(String, bool)], chosen: Option<usize>) {
         let mut spans: Vec<(usize, String, Tone)> = Vec::new();
-        if let Some((label, _)) = chosen.and_then(|index| labels.get(index)) {
-            spans.push((chosen.unwrap_or(0) * self.column, format!("▲{label}"), Tone::Key));
+        if let Some((index, (label, _))) = chosen.and_then(|index| Some((index, labels.get(index)?))) {
+            let (x, size) = (index * self.column, text::width(label));
+            // At the right edge the number stands before its mark.
+            let marked = match x + size < usize::from(self.area.width) {
+                true => (x, format!("▲{label}"), Tone::Key),
+                false => (x.saturating_sub(size), format!("{label}▲"), Tone::Key),
+            };
+            spans.push(marked);
         }
         let warned = labels.iter().enumerate().filter(|(_, (_, warns))| *warns);
         let others = labels.iter().enumerate().filter(|(_, (_, warns))| !*warns);

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crossterm::event::{Event as TerminalEvent, KeyCode, KeyEvent, KeyModifiers};
-use escarp::engine::Command;
+use escarp::engine::{Command, Subject};
 use escarp::event::{Body, Event, Gate, LaneId, RequestId, Stamp};
 use escarp::tui::cadence::Cadence;
 use escarp::tui::input::EventSource;
@@ -206,6 +206,28 @@ fn commands_reach_the_engine_and_its_end_is_shown() {
         run.engine = mpsc::channel(1).0;
         run.until("the end of the engine", |r| r.surface.last().contains("ENGINE ENDED")).await;
         run.keys.send('q').unwrap();
+    });
+}
+
+#[test]
+fn a_pause_in_typing_asks_once_what_the_whole_text_would_cost() {
+    with_loop(|mut run| async move {
+        for event in super::sample::session().events() {
+            run.engine.send(event).await.unwrap();
+        }
+        run.until("the session", |r| r.surface.last().contains("BEFORE TURN 9 of 12")).await;
+        for key in "iabc".chars() {
+            run.keys.send(key).unwrap();
+        }
+        let Some(Command::Preview { ticket: 1, subject: Subject::Injection(messages), .. }) =
+            run.commands.recv().await
+        else {
+            panic!("the cost is asked for")
+        };
+        assert_eq!(messages[0].content, "abc", "once, after the last key");
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert!(run.commands.try_recv().is_err(), "nothing more is asked while nothing is typed");
+        drop(run);
     });
 }
 

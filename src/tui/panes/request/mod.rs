@@ -74,12 +74,18 @@ impl Drawing<'_> {
     /// What the pane shows, from the top: how the prompt divides, the rack, the losses, the times. Where rows are scarce the
     /// legends go first, and a loss keeps its first line longest.
     fn sections(&self, canvas: &Canvas<'_>, width: usize) -> Vec<Section<Row>> {
+        let equation = words(self.equation(canvas, width));
+        let under_way = self.request.progress.is_some() && self.request.prefill.is_none();
+        let certain = if under_way { equation.len() } else { 1 };
         let mut sections = vec![
-            Section::new(0, words(self.equation(canvas, width))).at_least(1, 6),
+            Section::new(0, equation).at_least(certain, 6),
             Section::new(6, vec![Row::Axis]),
             Section::new(0, vec![Row::Bar]),
-            Section::new(2, vec![Row::Segments]),
         ];
+        let has_segments = !self.request.segments.is_empty();
+        if has_segments {
+            sections.push(Section::new(2, vec![Row::Segments]));
+        }
         if let Some(restore) = self.restore {
             let levels = words(self.levels(canvas, restore, width));
             sections.insert(1, Section::new(4, levels).at_least(1, 5));
@@ -87,8 +93,10 @@ impl Drawing<'_> {
             sections.push(Section::new(0, layers));
             let block = words(self.block_detail(canvas, restore, width));
             sections.push(Section::new(1, block).at_least(1, 4));
-            let legend = words(self.rack_legend(canvas, restore, width));
-            sections.push(Section::new(5, legend).at_least(1, 5));
+            if !restore.blocks.is_empty() {
+                let legend = words(self.rack_legend(canvas, restore, width));
+                sections.push(Section::new(5, legend).at_least(1, 5));
+            }
             for index in 0..restore.losses.len() {
                 let loss = words(self.loss(canvas, restore, index, width));
                 sections.push(Section::new(0, loss).at_least(1, 3));
@@ -96,7 +104,9 @@ impl Drawing<'_> {
         }
         sections.push(Section::new(1, words(self.timing(canvas, width))).at_least(1, 7));
         sections.extend(self.memory(canvas, width));
-        sections.push(Section::new(7, words(self.segment_legend(canvas, width))));
+        if has_segments {
+            sections.push(Section::new(7, words(self.segment_legend(canvas, width))));
+        }
         sections
     }
 
@@ -210,11 +220,10 @@ impl Drawing<'_> {
     /// The chosen block: what it holds, its tokens, who wrote it.
     fn block_detail(&self, canvas: &Canvas<'_>, restore: &Restore, width: usize) -> Vec<Line<'static>> {
         let Some(index) = chosen_block(self.model, restore) else {
-            let words = if restore.blocks.is_empty() {
-                "the prompt does not fill a block"
-            } else {
-                "all whole blocks restored"
-            };
+            if restore.blocks.is_empty() {
+                return Vec::new();
+            }
+            let words = "all whole blocks restored";
             return flow(canvas, "", [vec![canvas.span(words, Tone::Dim)]], width);
         };
         let block = &restore.blocks[index];
@@ -302,13 +311,15 @@ impl Drawing<'_> {
 /// What came from the SSD tier.
 fn ssd_words(read: SsdRead) -> String {
     let SsdRead { blocks, snapshots, bytes, took } = read;
-    let snapshots = match snapshots {
-        0 => String::new(),
-        1 => ", 1 snapshot".to_owned(),
-        many => format!(", {} snapshots", thousands(many)),
+    let count = |count: u64, word: &str| match count {
+        0 => None,
+        1 => Some(format!("1 {word}")),
+        many => Some(format!("{} {word}s", thousands(many))),
     };
+    let what: Vec<String> =
+        [count(blocks, "block"), count(snapshots, "snapshot")].into_iter().flatten().collect();
     let (bytes, took) = (crate::tui::text::bytes(bytes), duration(Some(took)));
-    format!("{} blocks{snapshots} from SSD: {bytes} in {took}", thousands(blocks))
+    format!("{} from SSD: {bytes} in {took}  ", what.join(", "))
 }
 
 /// Groups of spans on as many lines as they need, at least one, behind the row's name.

@@ -34,7 +34,7 @@ impl LayerClass {
     /// The classes that the model has, as far as the blocks can tell.
     pub(super) fn present(restore: &Restore) -> impl Iterator<Item = LayerClass> {
         LayerClass::ALL.into_iter().filter(|class| match class {
-            LayerClass::Attention => true,
+            LayerClass::Attention => !restore.blocks.is_empty(),
             LayerClass::Recurrent => restore.blocks.iter().any(|block| block.recurrent.is_some()),
         })
     }

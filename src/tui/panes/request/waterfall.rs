@@ -33,7 +33,7 @@ impl Drawing<'_> {
             let error = text::sanitise(error).replace('\n', " ");
             groups[0].push(canvas.span(format!(" FAILED: {error}"), Tone::Warn));
         } else if let Some(words) = super::prefill_words(self.model, request, 20) {
-            groups[0].push(canvas.span(format!(" {words}"), Tone::Good));
+            groups.push(vec![canvas.span(words, Tone::Good)]);
         } else {
             let figures = [("fresh", request.fresh_tokens()), ("stored", request.stored_tokens)];
             groups.extend(figures.map(|(name, tokens)| {
