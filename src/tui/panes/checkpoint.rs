@@ -159,7 +159,9 @@ fn draw_phases(canvas: &mut Canvas<'_>, plot: &Plot, bars: &[Bar], area: Rect) {
         let phase = bars[from].phase;
         let count = bars[from..].iter().take_while(|bar| bar.phase == phase).count();
         if let Some(phase) = phase {
-            let room = (count * plot.column).saturating_sub(1).max(1);
+            // A blank between two stretches; behind the last one there is room.
+            let gap = usize::from(from + count < bars.len());
+            let room = (count * plot.column).saturating_sub(gap).max(1);
             let word = match room {
                 0..=4 => phase.word().chars().take(room).collect(),
                 _ => text::fit(phase.word(), room).into_owned(),

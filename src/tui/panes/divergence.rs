@@ -371,7 +371,7 @@ fn tail_of(text: &str, columns: usize) -> &str {
     &text[from..]
 }
 
-/// `, in the tool schema (tokens 400–1,100 of the prompt)`.
+/// `, in the tool schema (tokens 400–1,100)`.
 fn place_words(runs: &[SegmentRun], position: u64, segment: Option<Segment>) -> String {
     let Some(segment) = segment else { return ", behind the end of the prompt".to_owned() };
     let mut from = 0u64;
@@ -383,11 +383,28 @@ fn place_words(runs: &[SegmentRun], position: u64, segment: Option<Segment>) -> 
             let many = runs.iter().filter(|other| other.segment == run.segment).count() > 1;
             let which = if many { ordinal(number) } else { String::new() };
             let which = if which.is_empty() { String::new() } else { format!("{which} ") };
-            return format!(", in the {which}{} ({}–{})", segment.word(), thousands(from), thousands(to));
+            return format!(
+                ", in the {which}{} (tokens {}–{})",
+                part(segment),
+                thousands(from),
+                thousands(to)
+            );
         }
         from = to;
     }
-    format!(", in the {}", segment.word())
+    format!(", in the {}", part(segment))
+}
+
+/// A segment as a part of a prompt.
+fn part(segment: Segment) -> &'static str {
+    match segment {
+        Segment::System => "system prompt",
+        Segment::User => "user message",
+        Segment::Assistant => "assistant message",
+        Segment::Glue => "template's own text",
+        Segment::Injected => "injected message",
+        segment => segment.word(),
+    }
 }
 
 /// What changed, in words: `"timeout" became "timeout_s"`, an insertion, a deletion, whitespace only, or other tokens for the same text.
@@ -514,12 +531,15 @@ mod tests {
     fn a_place_is_named_by_the_run_of_its_segment() {
         let run = |segment, tokens| SegmentRun { segment, tokens };
         let runs = [run(Segment::System, 400), run(Segment::User, 100), run(Segment::User, 50)];
-        assert_eq!(place_words(&runs, 10, Some(Segment::System)), ", in the system (0–400)");
-        assert_eq!(place_words(&runs, 510, Some(Segment::User)), ", in the 2nd user (500–550)");
+        assert_eq!(place_words(&runs, 10, Some(Segment::System)), ", in the system prompt (tokens 0–400)");
+        assert_eq!(
+            place_words(&runs, 510, Some(Segment::User)),
+            ", in the 2nd user message (tokens 500–550)"
+        );
         assert_eq!(place_words(&runs, 999, None), ", behind the end of the prompt");
         assert_eq!(
             place_words(&[run(Segment::User, u64::MAX); 2], u64::MAX, Some(Segment::User)),
-            ", in the user"
+            ", in the user message"
         );
     }
 

@@ -164,7 +164,10 @@ fn a_divergence_is_shown_in_ids_text_and_words() {
     };
     snapshots("divergence-tools", open);
     let shown = rows(&open().frame(160, 48));
-    row_with(&shown, "request 6 departs from request 5 at token 1,099, in the tool schema (400–1,100)");
+    row_with(
+        &shown,
+        "request 6 departs from request 5 at token 1,099, in the tool schema (tokens 400–1,100)",
+    );
     row_with(&shown, "first sent by turn 1");
     row_with(&shown, "\"timeout\" became \"timeout_s\"");
     assert!(row_with(&shown, "request 5    ").contains("▸timeout"));
