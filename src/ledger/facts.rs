@@ -227,6 +227,10 @@ impl RequestFacts {
             for block in &mut restore.blocks {
                 block.written_at = None;
             }
+            // The words may say when a block was lost; cause, tokens and block, which they put into words, stay.
+            for loss in &mut restore.losses {
+                loss.detail.clear();
+            }
         }
         facts
     }

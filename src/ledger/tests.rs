@@ -194,11 +194,14 @@ proptest! {
             let ssd = SsdRead { blocks: 2, snapshots: 1, bytes: 9, took: Nanos(factor) };
             let reading = TierReading { queued_files: factor, ..TierReading::default() };
             let stored = TierStored { blocks: factor, snapshots: 0, declined: factor };
+            let detail = format!("block 3 was evicted at {factor} s");
+            let losses = vec![Loss { cause: Cause::Evicted, tokens: 3, detail, block: None }];
+            let restored = Restore { took: Nanos(factor), ssd: Some(ssd), losses, ..restore(96) };
             let mut ledger = Ledger::new();
             let bodies = [
                 Body::Arrived(Box::new(arrival(1))),
                 Body::Admitted { queued: Nanos(3 * factor) },
-                Body::Restored(Box::new(Restore { took: Nanos(factor), ssd: Some(ssd), ..restore(96) })),
+                Body::Restored(Box::new(restored)),
                 Body::PrefillProgress { done: 4, total: 4, shrunk: None, device: None, took: Some(Nanos(factor)) },
                 Body::Token { token: 1, text: "x".into(), index: 0 },
                 Body::Stored {
