@@ -114,8 +114,9 @@ pub struct PrefixIndex {
     entries: HashMap<BlockHash, Entry>,
     by_use: BTreeMap<u64, BlockHash>,
     snapshots_by_use: BTreeMap<u64, BlockHash>,
-    evicted: HashMap<BlockHash, Evicted>,
-    eviction_order: VecDeque<BlockHash>,
+    /// Evictions with their number.
+    evicted: HashMap<BlockHash, (u64, Evicted)>,
+    eviction_order: VecDeque<(u64, BlockHash)>,
     tick: u64,
 }
 
@@ -137,7 +138,7 @@ impl PrefixIndex {
 
     /// What is known about a block's eviction.
     pub fn evicted(&self, hash: &BlockHash) -> Option<Evicted> {
-        self.evicted.get(hash).copied()
+        self.evicted.get(hash).map(|(_, evicted)| *evicted)
     }
 
     /// Adds a block that is not held yet. Touch its chain afterwards.
@@ -296,11 +297,13 @@ impl PrefixIndex {
 
     fn remember(&mut self, hash: BlockHash, evicted: Evicted) {
         if self.eviction_order.len() == REMEMBERED_EVICTIONS
-            && let Some(oldest) = self.eviction_order.pop_front()
+            && let Some((number, oldest)) = self.eviction_order.pop_front()
+            && self.evicted.get(&oldest).is_some_and(|(latest, _)| *latest == number)
         {
             self.evicted.remove(&oldest);
         }
-        self.eviction_order.push_back(hash);
-        self.evicted.insert(hash, evicted);
+        self.tick += 1;
+        self.eviction_order.push_back((self.tick, hash));
+        self.evicted.insert(hash, (self.tick, evicted));
     }
 }

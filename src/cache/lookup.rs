@@ -87,7 +87,7 @@ impl Candidate {
 /// Why something that is held could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Struck {
-    /// [`Cause::Damaged`] or [`Cause::Unread`].
+    /// [`Cause::Damaged`], [`Cause::Unread`] or [`Cause::IdentityChanged`].
     pub cause: Cause,
     /// In words.
     pub what: String,
@@ -102,6 +102,8 @@ pub struct Found {
     pub places: Vec<Place>,
     /// The leading ones that are held.
     pub blocks: Vec<Candidate>,
+    /// How many were found at first, with those struck out since.
+    pub at_first: usize,
     /// The block behind those, where it was held and could not be read.
     pub struck_block: Option<Struck>,
     /// The deepest snapshot that could not be read, by its block.
@@ -125,8 +127,8 @@ impl Cache {
         let places = tier::places(self.root, tokens, self.block_tokens);
         let blocks = tokens.chunks_exact(self.block_tokens);
         let found = places.iter().zip(blocks).map_while(|(place, block)| self.candidate(place, block));
-        let blocks = found.collect();
-        Found { places, blocks, ..Found::default() }
+        let blocks: Vec<Candidate> = found.collect();
+        Found { places, at_first: blocks.len(), blocks, ..Found::default() }
     }
 
     fn candidate(&self, place: &Place, block: &[u32]) -> Option<Candidate> {

@@ -409,6 +409,10 @@ impl Cache {
         let mut new_blocks = 0;
         for ((hash, block), page) in hashes.iter().zip(tokens.chunks_exact(self.block_tokens)).zip(pages) {
             if self.index.get(hash).is_none() {
+                // One that was given away is nobody's block, and what is behind it could not be reached.
+                if self.pages.check(*page).is_err() {
+                    break;
+                }
                 self.pages.hold(*page);
                 let provenance =
                     Provenance { written_by: request, earlier_run: false, written_at: Some(now), route };
@@ -500,7 +504,7 @@ impl Cache {
     /// Gives the page of a held block away under the eyes of whoever refers to it, by hand. `false` where the block is not held.
     pub fn change_generation(&mut self, hash: &BlockHash) -> bool {
         let Some(entry) = self.index.get(hash) else { return false };
-        self.pages.bump_generation(entry.page);
+        self.pages.give_away(entry.page);
         true
     }
 

@@ -181,8 +181,17 @@ impl<P: Place> Pool<P> {
         Err(StaleState { kind: P::WORD, index, expected: place.generation, found })
     }
 
-    /// Ends a place's generation under the eyes of its holders: a fault, to see that they notice.
-    pub fn bump_generation(&mut self, place: Ref<P>) {
+    /// Takes a place from all its holders, which keep a reference to what it held: a fault, to see that they notice.
+    pub fn give_away(&mut self, place: Ref<P>) {
+        if self.check(place).is_ok() && self.holders(place) > 0 {
+            let cell = &mut self.cells[place.id.number() as usize];
+            *cell = Cell { generation: cell.generation.wrapping_add(1), holders: 0 };
+            self.free.insert(place.id.number());
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn bump_generation(&mut self, place: Ref<P>) {
         self.cells[place.id.number() as usize].generation =
             self.cells[place.id.number() as usize].generation.wrapping_add(1);
     }

@@ -68,14 +68,13 @@ pub fn facts(
     let common = before.predecessor.map(|p| common_prefix(&p.tokens, prompt.tokens));
     let foreign = foreign_match(cache, prompt, found);
     let matched = found.blocks.len() * block;
-    let struck = usize::from(found.struck_block.is_some()) * block;
     let known = Known {
         common: common.unwrap_or(0),
         known: common
             .unwrap_or(0)
             .max(before.closest.map_or(0, |(_, common)| common))
             .max(foreign.as_ref().map_or(0, |foreign| foreign.tokens))
-            .max(matched + struck),
+            .max(found.at_first * block),
         foreign,
     };
     let losses = losses::losses(cache, prompt, found, choice, before, &known, text);

@@ -109,6 +109,11 @@ impl SlotTable {
         Ok(())
     }
 
+    /// Fails where a slot is not reserved.
+    pub fn check_reserved(&self, slot: SlotId) -> Result<(), DeviceError> {
+        self.position(slot).map(|_| ())
+    }
+
     /// Fails where a slot was never written.
     pub fn check_written(&self, slot: SlotId) -> Result<(), DeviceError> {
         match self.position(slot)? {

@@ -53,16 +53,19 @@ impl RecurrentState {
         self.fresh = cache.allocate_snapshot(request, now);
     }
 
-    /// The slot that the snapshot of the block named `hash` is to be read into: the one prepared, which becomes that block's, or the live
-    /// one. The sequence starts from there.
-    pub(super) fn load(&mut self, hash: &BlockHash, cache: &mut Cache) -> SlotRef {
+    /// The slot that a snapshot is to be read into: the one prepared, or the live one.
+    pub(super) fn load_target(&self) -> SlotRef {
+        self.fresh.unwrap_or(self.live)
+    }
+
+    /// Takes note that the snapshot of the block named `hash` has been read. The sequence starts from it, and a slot that was prepared for it
+    /// is that block's from now on.
+    pub(super) fn loaded(&mut self, hash: &BlockHash, cache: &mut Cache) {
+        self.at = Some(self.load_target());
         self.restored = self.fresh.take();
         if let Some(slot) = self.restored {
             cache.adopt_snapshot(hash, slot);
         }
-        let slot = self.restored.unwrap_or(self.live);
-        self.at = Some(slot);
-        slot
     }
 
     /// Where the prefill chunk that starts at `position` must end at the latest.

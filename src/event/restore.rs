@@ -212,6 +212,15 @@ pub struct Culprit {
     pub earlier_run: bool,
 }
 
+impl Culprit {
+    /// Whether a text names the block: `block 3`, not `block 37`.
+    pub fn is_named_in(&self, text: &str) -> bool {
+        let name = format!("block {}", self.index);
+        let mut places = text.match_indices(&name);
+        places.any(|(at, _)| !text[at + name.len()..].starts_with(|c: char| c.is_ascii_digit()))
+    }
+}
+
 /// One step of the waterfall: how many tokens were lost and why.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Loss {

@@ -110,6 +110,16 @@ impl<D: Device> Resident<D> {
         Err(DeviceError::OutOfMemory { bytes, problem })
     }
 
+    /// What an error is to the outside, with the device fit for work again.
+    fn recovered(&mut self, error: DeviceError) -> DeviceError {
+        let error = self.device.recover(error, &mut self.state.kv, self.state.states.as_mut());
+        if matches!(error, DeviceError::StateLost(_)) {
+            self.slots.lose();
+            self.pages = 0;
+        }
+        error
+    }
+
     fn check_page(&self, page: PageId) -> Result<(), DeviceError> {
         if (page.0 as usize) < self.pages {
             return Ok(());
@@ -173,12 +183,7 @@ where
             Ok(logits) => Ok(Forward { logits, compute: Nanos::from(began.elapsed()) }),
             Err(error) => {
                 self.slots.fail(spans);
-                let error = self.device.recover(error, &mut self.state.kv, self.state.states.as_mut());
-                if matches!(error, DeviceError::StateLost(_)) {
-                    self.slots.lose();
-                    self.pages = 0;
-                }
-                Err(error)
+                Err(self.recovered(error))
             }
         }
     }
@@ -208,7 +213,8 @@ where
     fn import_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), DeviceError> {
         self.check_page(page)?;
         check_length("a page", self.facts.page_bytes, bytes)?;
-        self.device.import_page(&mut self.state.kv, page, bytes)
+        let imported = self.device.import_page(&mut self.state.kv, page, bytes);
+        imported.map_err(|error| self.recovered(error))
     }
 
     fn export_slot(&self, slot: SlotId) -> Result<Vec<u8>, DeviceError> {
@@ -220,8 +226,10 @@ where
     fn import_slot(&mut self, slot: SlotId, position: usize, bytes: &[u8]) -> Result<(), DeviceError> {
         check_length("a slot", self.facts.slot_bytes, bytes)?;
         let states = self.state.states.as_mut().ok_or_else(no_recurrent_layers)?;
-        self.slots.import(slot, position)?;
-        self.device.import_slot(states, slot, bytes)
+        self.slots.check_reserved(slot)?;
+        let imported = self.device.import_slot(states, slot, bytes);
+        imported.map_err(|error| self.recovered(error))?;
+        self.slots.import(slot, position)
     }
 
     fn rewind(&mut self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {

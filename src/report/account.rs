@@ -42,7 +42,7 @@ fn about(time: Option<f64>) -> String {
 fn cliff_line(ledger: &Ledger, cliff: &Cliff) -> String {
     let cause = ledger.request(cliff.request).and_then(RequestFacts::cause_sentence).unwrap_or_default();
     let writer = cliff.block.map(|block| {
-        let detail_names_it = cause.contains(&format!("block {}", block.index));
+        let detail_names_it = block.is_named_in(&cause);
         let block_words = if detail_names_it { String::new() } else { format!(", block {}", block.index) };
         let writer = match (block.written_by, block.earlier_run) {
             (Some(_), _) if cause.contains("written by") => String::new(),

@@ -108,7 +108,7 @@ fn cells(row: &Row, forked: bool) -> [String; 13] {
 /// The sums of a run, its cliffs and debt, what happened to its SSD tier and by hand, and the ledger hash: equal hashes, equal facts.
 pub fn summary(ledger: &Ledger) -> String {
     let rows = ledger.rows();
-    let total = |field: fn(&Row) -> Option<u64>| rows.iter().filter_map(field).sum::<u64>();
+    let total = |field: fn(&Row) -> Option<u64>| rows.iter().filter_map(field).fold(0, u64::saturating_add);
     let prompt = total(|r| r.prompt_tokens);
     let restored = total(|r| r.checkpoint_tokens);
     let share = if prompt > 0 {

@@ -23,6 +23,8 @@ impl CostQuestion {
     /// The text, or what it would meet, has changed.
     pub fn outdate(&mut self) {
         self.outdated = true;
+        // An answer to what was asked before is none to this.
+        self.ticket = None;
     }
 
     /// There is nothing to ask about.

@@ -42,8 +42,9 @@ pub(super) fn losses(
     let mut losses = match before.predecessor {
         Some(predecessor) => changed_or_new(cache, prompt, predecessor, known, text),
         None if known.known == 0 => {
-            vec![loss(Cause::Cold, total, "no request came before this one".to_owned(), None)]
+            vec![loss(Cause::Cold, total, "nothing that begins like it came before".to_owned(), None)]
         }
+        None if prompt.branches => vec![loss(Cause::Branch, total - known.known, String::new(), None)],
         None => vec![loss(Cause::Appended, total - known.known, String::new(), None)],
     };
     losses.extend(not_held(cache, found, before, known));
@@ -87,9 +88,7 @@ fn changed_or_new(
 ) -> Vec<Loss> {
     let &Known { common, known, .. } = known;
     let total = prompt.tokens.len();
-    // Where somebody else had more of the prompt, what the predecessor had instead is not what is missing.
-    let replaced =
-        if known > common { 0 } else { predecessor.prompt_tokens.min(total).saturating_sub(known) };
+    let replaced = predecessor.prompt_tokens.min(total).saturating_sub(known);
     let new = total - known - replaced;
     let new_cause = if prompt.branches { Cause::Branch } else { Cause::Appended };
     let mut losses = vec![loss(new_cause, new, String::new(), None)];

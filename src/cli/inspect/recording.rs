@@ -51,7 +51,11 @@ pub(super) fn inspect(path: &Path, json: bool, output: &mut Output) -> Result<()
         ledger.failure().map(|failure| format!("the engine failed: {failure}")),
         (!ledger.ended()).then(|| "the recording stops before the run's end".to_owned()),
         (!ledger.lost().is_empty()).then(|| {
-            let lost: u64 = ledger.lost().iter().map(|(from, to)| to.saturating_sub(*from) + 1).sum();
+            let lost: u64 = ledger
+                .lost()
+                .iter()
+                .map(|(from, to)| to.saturating_sub(*from).saturating_add(1))
+                .fold(0, u64::saturating_add);
             format!("{lost} events were lost while recording: figures may be missing")
         }),
     ];

@@ -4,6 +4,7 @@
 //! cannot be read is struck out, and the choice of where to start is made again without it; so a fault of the disk costs
 //! computing, never a wrong reply.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Refused, Scheduler, StepOutcome};
@@ -13,6 +14,7 @@ use crate::cache::pool::SlotRef;
 use crate::cache::restore::{self, Before, Prompt};
 use crate::cache::served::Predecessor;
 use crate::cache::tier::{Part, ReadFailure, Wanted};
+use crate::device::DeviceError;
 use crate::engine::clock::Clock;
 use crate::engine::emitter::Emitter;
 use crate::engine::recurrent::RecurrentState;
@@ -59,10 +61,15 @@ impl Scheduler<'_> {
         let id = sequence.request;
         self.running.push(sequence);
 
+        let (evictions, dropped) = (self.cache.evictions(), self.cache.dropped_snapshots());
         let ((facts, attached), looked_up) = clock.measure(|| match set_aside {
             Ok(()) => self.restore(now),
             Err(refused) => (None, Err(refused)),
         });
+        if let Some(sequence) = self.running.last_mut() {
+            sequence.evicted_blocks += self.cache.evictions() - evictions;
+            sequence.dropped_snapshots += self.cache.dropped_snapshots() - dropped;
+        }
         self.report_tier_trouble(lane, request, clock, out);
         outcome.phases.push((id, Phase::Restore));
         if let Some(mut facts) = facts {
@@ -76,7 +83,16 @@ impl Scheduler<'_> {
             self.announce(facts, clock, out);
         }
         if let Err(refused) = attached {
+            let lost = match &refused {
+                Refused::Device(error) if matches!(**error, DeviceError::StateLost(_)) => {
+                    Some(Arc::clone(error))
+                }
+                _ => None,
+            };
             outcome.ended.extend(self.fail(id, refused, clock, out));
+            if let Some(error) = lost {
+                self.give_up_state(&error, outcome, clock, out);
+            }
         }
         true
     }
@@ -150,6 +166,7 @@ impl Scheduler<'_> {
     fn nothing(&self, prompt: Prompt<'_>) -> Found {
         let mut found = self.cache.look_up(prompt.tokens);
         found.blocks.clear();
+        found.at_first = 0;
         found
     }
 
@@ -277,7 +294,7 @@ impl Scheduler<'_> {
         let chain: Vec<BlockHash> = found.places[..done].iter().map(|place| place.hash).collect();
         self.cache.touch(&chain);
         if let Some(error) = broken {
-            return Err(Refused::Device(std::sync::Arc::new(error)));
+            return Err(Refused::Device(Arc::new(error)));
         }
         Ok(match failed {
             Some(failure) => {
@@ -338,11 +355,13 @@ impl Scheduler<'_> {
         // Where the device has no memory for the slot it is given back, and the live one, which the device holds, takes the state.
         self.hold_state(index)?;
         let Some(state) = &mut self.running[index].recurrent else { return Ok(()) };
-        let slot = state.load(hash, &mut self.cache);
         let position = blocks * self.cache.block_tokens();
         self.executor
-            .import_slot(slot.id(), position, bytes)
-            .map_err(|error| Refused::Device(std::sync::Arc::new(error)))
+            .import_slot(state.load_target().id(), position, bytes)
+            .map_err(|error| Refused::Device(Arc::new(error)))?;
+        // Nobody may find it before its bytes are there.
+        state.loaded(hash, &mut self.cache);
+        Ok(())
     }
 }
 

@@ -28,6 +28,7 @@ impl Scheduler<'_> {
             written_unix_ms: unix_ms(),
         };
         let mut stored = TierStored { blocks: 0, snapshots: 0, declined: 0 };
+        let mut held = 0;
         let blocks = places.iter().zip(tokens.chunks_exact(self.cache.block_tokens()));
         for (index, (place, block)) in blocks.enumerate() {
             match self.offer_block(sequence, index, place, block, &origin, now) {
@@ -36,13 +37,14 @@ impl Scheduler<'_> {
                 _ => {
                     // A block whose parent is not held could not be reached.
                     stored.declined += (places.len() - index) as u64;
-                    return Some(stored);
+                    break;
                 }
             }
+            held = index + 1;
         }
         let captured = sequence.recurrent.as_ref().map(RecurrentState::captured).unwrap_or_default();
         for captured in captured {
-            match self.offer_snapshot(*captured, &places, &origin, now) {
+            match self.offer_snapshot(*captured, &places[..held], &origin, now) {
                 Offer::AlreadyHeld => {}
                 Offer::Taken => stored.snapshots += 1,
                 _ => stored.declined += 1,

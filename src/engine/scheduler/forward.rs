@@ -44,7 +44,7 @@ impl Scheduler<'_> {
     }
 
     /// Ends every running request and empties the cache: nothing that was computed so far may be read again.
-    fn give_up_state(
+    pub(super) fn give_up_state(
         &mut self,
         error: &Arc<DeviceError>,
         outcome: &mut StepOutcome,

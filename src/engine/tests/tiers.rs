@@ -195,6 +195,11 @@ fn every_fault_ends_as_a_named_cause_and_never_as_another_reply() {
         assert_eq!(damaged, cause == Cause::Damaged, "{fault}");
     }
     let (_, events) = with_fault("change-generation:3", 40);
+    let memory = events.iter().rev().find_map(|event| match event.body {
+        Body::Memory { live_blocks, .. } => Some(live_blocks),
+        _ => None,
+    });
+    assert_eq!(memory, Some(0), "the page is given away, not lost");
     let failed = events.iter().filter(|event| matches!(event.body, Body::Failed { .. })).count();
     let stale = events.iter().filter(|event| matches!(event.body, Body::StalePage { .. })).count();
     assert_eq!((failed, stale), (1, 1), "an error, not a reply");

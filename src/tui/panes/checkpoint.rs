@@ -215,7 +215,7 @@ fn cliff_words(model: &Model, cliff: &Cliff) -> String {
     let sentence = sentence.unwrap_or_else(|| cliff.cause.phrase().to_owned());
     let sentence = text::sanitise(&sentence).replace('\n', " ");
     match cliff.block {
-        Some(culprit) if !sentence.contains(&format!("block {}", culprit.index)) => {
+        Some(culprit) if !culprit.is_named_in(&sentence) => {
             format!("{sentence} · {}", culprit_words(culprit))
         }
         _ => sentence,

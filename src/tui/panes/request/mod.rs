@@ -289,7 +289,7 @@ impl Drawing<'_> {
         let decode = speed(request.output_tokens.map(|n| n.saturating_sub(1)), request.decode);
         let parts = [
             ("queue", request.queued, String::new(), Tone::Text),
-            ("restore", self.restore.map(|r| r.took), String::new(), Tone::Text),
+            ("restore", self.restore.filter(|r| r.is_observed()).map(|r| r.took), String::new(), Tone::Text),
             ("prefill", request.prefill, prefill, Tone::Text),
             ("ttft", request.ttft, String::new(), Tone::Strong),
             ("decode", request.decode, decode, Tone::Text),

@@ -61,10 +61,11 @@ impl Drawing<'_> {
         }
         // Recordings of earlier versions do not tell what is held.
         let held = Some(restore.held_tokens).filter(|held| *held >= restore.matched_tokens);
+        let observed = |tokens: u64| restore.is_observed().then_some(tokens);
         levels.extend([
-            ("held".to_owned(), held),
-            ("matched".to_owned(), Some(restore.matched_tokens)),
-            ("with state".to_owned(), Some(restore.matched_with_state_tokens)),
+            ("held".to_owned(), held.and_then(observed)),
+            ("matched".to_owned(), observed(restore.matched_tokens)),
+            ("with state".to_owned(), observed(restore.matched_with_state_tokens)),
             ("checkpoint".to_owned(), Some(restore.checkpoint_tokens)),
         ]);
         let last = levels.len() - 1;
@@ -126,7 +127,7 @@ fn loss_words(loss: &Loss) -> String {
     let phrase = if loss.cause.is_loss() { phrase.to_uppercase() } else { phrase.to_owned() };
     let detail = text::sanitise(&loss.detail).replace('\n', " ");
     // Many details begin with the block themselves.
-    let culprit = loss.block.filter(|culprit| !names_block(&detail, culprit.index)).map(culprit_words);
+    let culprit = loss.block.filter(|culprit| !culprit.is_named_in(&detail)).map(culprit_words);
     let parts: Vec<String> =
         [culprit, Some(detail)].into_iter().flatten().filter(|part| !part.is_empty()).collect();
     if parts.is_empty() { phrase } else { format!("{phrase}: {}", parts.join("; ")) }
@@ -137,13 +138,6 @@ pub(in crate::tui) fn culprit_words(culprit: Culprit) -> String {
     let run = if culprit.earlier_run { " of an earlier run" } else { "" };
     let writer = culprit.written_by.map(|id| format!(", written by request {}{run}", thousands(id.0)));
     format!("block {}{}", culprit.index, writer.unwrap_or_default())
-}
-
-/// Whether `text` speaks of block `index` already.
-fn names_block(text: &str, index: u32) -> bool {
-    let name = format!("block {index}");
-    text.match_indices(&name)
-        .any(|(at, _)| !text[at + name.len()..].starts_with(|c: char| c.is_ascii_digit()))
 }
 
 /// The name of the waterfall's level at `remaining` tokens, behind the loss number `index`.
