@@ -217,7 +217,7 @@ fn what_comes_back_from_disk_is_what_computing_anew_gives() {
 #[test]
 fn on_mlx_what_comes_back_from_disk_gives_the_same_replies() {
     let seen = compare_over_restarts(Fixture { name: "parity-odd-hybrid", device: DeviceSetting::Mlx }, 2);
-    assert!(seen.from_disk > 5, "{seen:?}");
+    assert!(seen.from_disk > 2 && seen.snapshots > 20, "{seen:?}");
 }
 
 #[cfg(feature = "mlx")]
