@@ -135,19 +135,29 @@ impl Cache {
         // Equal hashes are not taken for equal tokens: a restored block must be the prompt's own.
         let Some(entry) = self.index.get(&place.hash).filter(|entry| entry.tokens[..] == *block) else {
             let provenance = self.on_disk(Part::Block, &place.hash)?;
-            let end = match self.on_disk(Part::Snapshot, &place.hash) {
-                Some(_) => End::Ssd,
-                None => End::Placeholder,
-            };
+            let end = self.end_on_disk(&place.hash).unwrap_or(End::Placeholder);
             return Some(Candidate { home: Home::Ssd, end, provenance });
         };
         let end = match entry.endpoint {
             Endpoint::Snapshot(slot) => End::Ram(slot),
-            _ if self.on_disk(Part::Snapshot, &place.hash).is_some() => End::Ssd,
-            Endpoint::Placeholder => End::Placeholder,
-            Endpoint::Dropped(dropped) => End::Dropped(dropped),
+            Endpoint::Placeholder => self.end_on_disk(&place.hash).unwrap_or(End::Placeholder),
+            Endpoint::Dropped(dropped) => match self.end_on_disk(&place.hash) {
+                Some(End::Ssd) => End::Ssd,
+                _ => End::Dropped(dropped),
+            },
         };
         Some(Candidate { home: Home::Ram(entry.page), end, provenance: entry.provenance })
+    }
+
+    /// What the disk has of the recurrent state at a block's end, or had; `None` where it never did.
+    fn end_on_disk(&self, hash: &BlockHash) -> Option<End> {
+        match self.tier.as_ref()?.lookup(Part::Snapshot, hash) {
+            tier::Lookup::Held(_) => Some(End::Ssd),
+            tier::Lookup::Evicted(evicted) => {
+                Some(End::Dropped(Dropped { at: evicted.at, for_request: evicted.for_request }))
+            }
+            tier::Lookup::Absent => None,
+        }
     }
 
     /// Who wrote what the disk holds of a block.

@@ -30,7 +30,7 @@ const BACKLOG: usize = 1 << 14;
 #[command(after_help = examples(EXAMPLES))]
 pub(super) struct Options {
     /// Open a recording (file, or bundled name) instead of running an engine
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["record", "model", "device"])]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["record", "model", "device", "cache_dir", "breakpoints", "clock", "mode", "idle", "max_output_tokens"])]
     recording: Option<PathBuf>,
     #[command(flatten)]
     replay: ReplayOptions,

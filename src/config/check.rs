@@ -23,20 +23,8 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
         "\"auto\" or \"f32\" on the mlx device, which has no 8-bit activations",
     )?;
     whole("model.threads", model.threads, 0, 1024)?;
-    whole("cache.block_tokens", cache.block_tokens, 64, 8192)?;
-    require(
-        cache.block_tokens.is_multiple_of(64),
-        "cache.block_tokens",
-        cache.block_tokens,
-        "a multiple of 64 from 64 to 8192",
-    )?;
-    whole("cache.hybrid_block_tokens", cache.hybrid_block_tokens, 0, 8192)?;
-    require(
-        cache.hybrid_block_tokens.is_multiple_of(64),
-        "cache.hybrid_block_tokens",
-        cache.hybrid_block_tokens,
-        "0, or a multiple of 64 up to 8192",
-    )?;
+    block_size("cache.block_tokens", cache.block_tokens, 64)?;
+    block_size("cache.hybrid_block_tokens", cache.hybrid_block_tokens, 0)?;
     require(cache.ssd_bytes >= 1 << 20, "cache.ssd_bytes", cache.ssd_bytes, "at least 1MiB")?;
     require(
         cache.ssd_wait_s.is_finite() && (0.0..=3600.0).contains(&cache.ssd_wait_s),
@@ -119,6 +107,11 @@ fn require(holds: bool, key: &'static str, value: impl ToString, allowed: &str) 
 
 fn whole(key: &'static str, value: usize, least: usize, most: usize) -> Result<(), Refused> {
     require((least..=most).contains(&value), key, value, &format!("{least} to {most}"))
+}
+
+fn block_size(key: &'static str, tokens: usize, least: usize) -> Result<(), Refused> {
+    let fits = (least..=8192).contains(&tokens) && tokens.is_multiple_of(64);
+    require(fits, key, tokens, &format!("a multiple of 64 from {least} to 8192"))
 }
 
 fn not_negative(key: &'static str, value: f64) -> Result<(), Refused> {

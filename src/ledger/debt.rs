@@ -2,7 +2,8 @@
 //!
 //! *Canonical debt* is the part of a prompt that is not restorable when its request has ended. *Prefix-cache debt* is the running total of
 //! tokens computed while the checkpoint stays behind a cliff: an observation, no claim of what would have been otherwise.
-//! Of a suffix, the *recomputed* tokens are those that an earlier request of the run had computed already.
+//! Of a suffix, the *recomputed* tokens are those that somebody had computed already: an earlier request of the run,
+//! or one of an earlier run whose state is still there.
 
 use serde::Serialize;
 
@@ -31,7 +32,8 @@ pub struct DebtEntry {
     pub canonical_after: Option<u64>,
     /// `prompt_tokens − canonical_after`.
     pub canonical_debt: Option<u64>,
-    /// `canonical_after − canonical_before`: debt that was repaid. 0 where the prefix became shorter.
+    /// What the request before it in the line of history owed when that ended, as far as this one made it restorable; tokens that are new with
+    /// this request repay nothing. `None` beside the line.
     pub repaid_tokens: Option<u64>,
     /// Who repaid it; `None` where nothing was.
     pub paid_by: Option<Payer>,
@@ -49,7 +51,7 @@ pub struct DebtEntry {
 }
 
 impl DebtEntry {
-    /// Whether the checkpoint counts as pinned: three requests in a row, with a growing suffix.
+    /// Requests in a row from which on a checkpoint with a growing suffix counts as pinned.
     pub const PINNED: u32 = CheckpointStep::PINNED;
 }
 
@@ -95,6 +97,7 @@ impl Ledger {
         let curve = self.prefill_curve();
         let mut walk = Walk::default();
         let mut running = RunningDebt::NONE;
+        let mut owed = Some(0);
         let restored = self.history(lane).into_iter().filter(|request| request.restore.is_some());
         let account = |request: &RequestFacts| {
             let mut entry = own_entry(request, curve);
@@ -103,6 +106,11 @@ impl Ledger {
             entry.prefix_cache_debt = running.tokens;
             entry.prefix_cache_debt_s = running.seconds.filter(|_| running.tokens.is_some());
             entry.pinned_requests = standing.pinned;
+            let gained = entry.canonical_after.zip(entry.canonical_before);
+            let gained = gained.map(|(after, before)| after.saturating_sub(before));
+            entry.repaid_tokens = gained.zip(owed).map(|(gained, owed)| gained.min(owed));
+            entry.paid_by = entry.repaid_tokens.filter(|tokens| *tokens > 0).map(|_| Payer::Foreground);
+            owed = entry.canonical_debt;
             (standing.step(), entry)
         };
         restored.map(account).collect()
@@ -112,7 +120,6 @@ impl Ledger {
 /// What `request`'s own facts say of its debt.
 fn own_entry(request: &RequestFacts, curve: Option<PrefillCurve>) -> DebtEntry {
     let (before, after) = (request.checkpoint(), request.canonical_tokens);
-    let repaid = before.zip(after).map(|(before, after)| after.saturating_sub(before));
     let recomputed = request.recomputed_tokens();
     let priced = curve.zip(before).zip(recomputed);
     DebtEntry {
@@ -120,8 +127,8 @@ fn own_entry(request: &RequestFacts, curve: Option<PrefillCurve>) -> DebtEntry {
         canonical_before: before,
         canonical_after: after,
         canonical_debt: request.canonical_debt(),
-        repaid_tokens: repaid,
-        paid_by: repaid.filter(|tokens| *tokens > 0).map(|_| Payer::Foreground),
+        repaid_tokens: None,
+        paid_by: None,
         recomputed_tokens: recomputed,
         recomputed_s: priced.map(|((curve, from), tokens)| curve.seconds(from, from.saturating_add(tokens))),
         prefix_cache_debt: None,
@@ -131,7 +138,7 @@ fn own_entry(request: &RequestFacts, curve: Option<PrefillCurve>) -> DebtEntry {
 }
 
 impl RequestFacts {
-    /// Tokens of the suffix that an earlier request of the run had computed already. `None` where no request came before.
+    /// Tokens of the suffix that somebody had computed already. `None` where no request came before.
     pub fn recomputed_tokens(&self) -> Option<u64> {
         let restore = self.restore.as_ref()?;
         let closest = restore.closest.map(|closest| closest.common_tokens);

@@ -80,9 +80,9 @@ pub struct Row {
     pub canonical_tokens: Option<u64>,
     /// `prompt_tokens − canonical_tokens`.
     pub canonical_debt_tokens: Option<u64>,
-    /// By how much the request itself made that prefix longer.
+    /// What the request before it owed, as far as this one made it restorable; null beside the line of history.
     pub repaid_tokens: Option<u64>,
-    /// Who did: `foreground`, `recovery`; null where it did not become longer.
+    /// Who did: `foreground`, `recovery`; null where nothing was repaid.
     pub paid_by: Option<Payer>,
     /// Debt paid by background recovery; null while there is none.
     pub debt_paid_tokens: Option<u64>,

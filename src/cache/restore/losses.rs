@@ -256,7 +256,7 @@ fn without_state(found: &Found, choice: Choice, block: usize) -> Option<Loss> {
     let tokens = (choice.reachable - choice.blocks) * block;
     let deepest = choice.reachable.checked_sub(1).filter(|_| tokens > 0)?;
     if let Some((at, Struck { cause, what, provenance })) = &found.struck_end
-        && *at >= choice.blocks
+        && (choice.blocks..choice.reachable).contains(at)
     {
         let detail = format!("the snapshot of block {at}, {}: {what}", writer(*provenance));
         return Some(loss(*cause, tokens, detail, culprit(*at, Some(*provenance))));

@@ -59,6 +59,8 @@ pub(super) struct Damaged {
     pub(super) key: Key,
     pub(super) bytes: u64,
     pub(super) mtime_ns: u64,
+    /// Whether the system gave its bytes.
+    pub(super) readable: bool,
     pub(super) what: String,
 }
 
@@ -90,11 +92,10 @@ impl Folder {
         };
         create_private_folder(root).map_err(failed("create the cache folder", root))?;
         let path = root.join(LOCK);
-        if !path.exists() {
-            let mut others = fs::read_dir(root).map_err(failed("list the cache folder", root))?;
-            if others.next().is_some() {
-                return Err(TierError::NotACache { folder: root.to_owned() });
-            }
+        // A file called `lock` is nothing that only a cache folder has: one that says nothing must stand among names of ours.
+        let says_nothing = fs::metadata(&path).map_or(true, |lock| lock.len() == 0);
+        if says_nothing && holds_others(root, path.exists()).map_err(failed("list the cache folder", root))? {
+            return Err(TierError::NotACache { folder: root.to_owned() });
         }
         let mut file = private(OpenOptions::new().read(true).write(true).create(true).truncate(false))
             .open(&path)
@@ -201,6 +202,19 @@ impl Folder {
     }
 }
 
+/// Whether a folder has entries that a cache folder whose first opening was cut off has not: any at all, or where there is a lock those of other
+/// names.
+fn holds_others(root: &Path, locked: bool) -> io::Result<bool> {
+    let ours = [LOCK, Part::Block.folder(), Part::Snapshot.folder(), TEMPORARY, DAMAGED];
+    for entry in fs::read_dir(root)? {
+        let name = entry?.file_name();
+        if !locked || !ours.iter().any(|ours| name == *ours) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Where a file is in the cache folder `root`.
 pub(super) fn path_in(root: &Path, key: Key) -> PathBuf {
     let name = format::hex(key.hash.bytes());
@@ -268,24 +282,33 @@ pub(super) fn read_header(listed: &Listed) -> Result<Scanned, Damaged> {
     let mut facts = (0, 0);
     let header = start_of(&listed.path, &mut facts);
     let (bytes, mtime_ns) = facts;
-    let damaged = |what| Damaged { key, bytes, mtime_ns, what };
+    let damaged = |Unfit { readable, what }| Damaged { key, bytes, mtime_ns, readable, what };
     let header = header.map_err(damaged)?;
     if (header.part, header.place.hash) != (key.part, key.hash) {
-        return Err(damaged("a file of another name".to_owned()));
+        return Err(damaged(Unfit { readable: true, what: "a file of another name".to_owned() }));
     }
     Ok(Scanned { key, header, bytes, mtime_ns })
 }
 
+/// Why a file tells no header.
+struct Unfit {
+    /// Whether the system gave its bytes.
+    readable: bool,
+    what: String,
+}
+
 /// The header; length and time of change go to `facts` as soon as they are known.
-fn start_of(path: &Path, facts: &mut (u64, u64)) -> Result<Header, String> {
-    let io = |error: io::Error| format!("cannot be read: {error}");
+fn start_of(path: &Path, facts: &mut (u64, u64)) -> Result<Header, Unfit> {
+    // A folder or a link in a file's place is damage, whatever the system says of it.
+    let is_other = || fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.is_file());
+    let io = |error: io::Error| Unfit { readable: is_other(), what: format!("cannot be read: {error}") };
+    let malformed = |error: FormatError| Unfit { readable: true, what: error.to_string() };
     let (mut file, metadata) = open_regular(path).map_err(io)?;
     *facts = (metadata.len(), modified(&metadata));
     let mut buffer = [0; FIRST_BYTES];
     let mut filled = read_up_to(&mut file, &mut buffer).map_err(io)?;
-    let end = format::header_end(&buffer[..filled], facts.0).map_err(|error| error.to_string())? as usize;
-    let decode =
-        |start: &[u8]| Header::decode(start, facts.0).map_err(|error: FormatError| error.to_string());
+    let end = format::header_end(&buffer[..filled], facts.0).map_err(malformed)? as usize;
+    let decode = |start: &[u8]| Header::decode(start, facts.0).map_err(malformed);
     if end <= filled {
         return decode(&buffer[..filled]);
     }

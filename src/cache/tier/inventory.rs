@@ -175,7 +175,7 @@ fn verify_file(listed: &Listed, file: Scanned) -> Result<Scanned, folder::Damage
         Ok(()) => Ok(file),
         Err(what) => {
             let Scanned { key, bytes, mtime_ns, .. } = file;
-            Err(folder::Damaged { key, bytes, mtime_ns, what })
+            Err(folder::Damaged { key, bytes, mtime_ns, readable: true, what })
         }
     }
 }

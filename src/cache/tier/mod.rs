@@ -229,6 +229,11 @@ impl Tier {
             catalogue.set_aside(path, bytes);
         }
         for damaged in scan.damaged {
+            if !damaged.readable {
+                // It may be whole: what cannot be read now stays where it is.
+                notes.push_back(Note::Stuck { path: folder.path(damaged.key), error: damaged.what });
+                continue;
+            }
             counts.damaged += 1;
             let aside = folder.aside(damaged.key.part, &damaged.key.hash, damaged.mtime_ns);
             writer.set_aside(folder.path(damaged.key), aside.clone(), &damaged.what);

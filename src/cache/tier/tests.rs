@@ -530,3 +530,15 @@ fn state_of_other_layers_is_refused_by_name_and_replaced() {
     assert_eq!(store(&mut tier, &prompt, &[]), [Offer::Taken; 2]);
     assert_eq!(read(&mut tier, wanted), [Ok(()), Ok(())]);
 }
+
+#[test]
+fn a_folder_with_a_lock_of_somebody_else_is_no_cache_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("lock"), "").unwrap();
+    drop(open(dir.path()));
+    let other = tempfile::tempdir().unwrap();
+    std::fs::write(other.path().join("lock"), "").unwrap();
+    std::fs::create_dir(other.path().join("src")).unwrap();
+    let refused = Tier::open(other.path(), &identity(), LAYERS, SIZES, PLENTY).unwrap_err();
+    assert!(matches!(refused, TierError::NotACache { .. }), "{refused}");
+}

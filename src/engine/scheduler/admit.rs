@@ -21,6 +21,17 @@ use crate::engine::recurrent::RecurrentState;
 use crate::engine::sequence::{Stage, Submission};
 use crate::event::{Body, Cause, Nanos, Phase, Restore, Route, Source, SsdRead, Stamp};
 
+/// A restore under way.
+struct Bring<'a> {
+    /// The sequence among those running.
+    index: usize,
+    prompt: Prompt<'a>,
+    /// When the disk is waited for no longer.
+    deadline: Instant,
+    now: Stamp,
+    read: Read,
+}
+
 /// What was read from the SSD tier for a request.
 #[derive(Debug, Default)]
 struct Read {
@@ -115,8 +126,10 @@ impl Scheduler<'_> {
         let mut found =
             if prompt.use_cache { self.cache.look_up(prompt.tokens) } else { self.nothing(prompt) };
         self.cache.touch(&found.chain());
-        let mut read = Read::default();
-        let brought = self.bring(index, &mut found, prompt, &mut read, now);
+        let deadline = Instant::now() + self.policies.ssd_wait;
+        let mut bring = Bring { index, prompt, deadline, now, read: Read::default() };
+        let brought = self.bring(&mut bring, &mut found);
+        let read = bring.read;
         let choice = self.choose(&found, prompt);
         let attached = brought.and_then(|loaded| self.attach(index, &found, choice, loaded, now));
         let mut facts = self.facts_of(prompt, &found, choice, submission.predecessor.as_deref());
@@ -131,23 +144,15 @@ impl Scheduler<'_> {
 
     /// Has the sequence hold what was found in RAM and reads what is on disk only, as far as it is of use. What cannot be read is struck out of
     /// `found`. Gives the snapshot, where it was read.
-    fn bring(
-        &mut self,
-        index: usize,
-        found: &mut Found,
-        prompt: Prompt<'_>,
-        read: &mut Read,
-        now: Stamp,
-    ) -> Result<Option<LoadedEnd>, Refused> {
-        let deadline = Instant::now() + self.policies.ssd_wait;
-        self.hold_leading_pages(index, found)?;
+    fn bring(&mut self, bring: &mut Bring<'_>, found: &mut Found) -> Result<Option<LoadedEnd>, Refused> {
+        self.hold_leading_pages(bring.index, found)?;
         let mut loaded: Option<LoadedEnd> = None;
         loop {
-            let choice = self.choose(found, prompt);
+            let choice = self.choose(found, bring.prompt);
             let end = choice.blocks.checked_sub(1).filter(|_| self.cache.is_recurrent());
             let missing = end.filter(|block| found.blocks[*block].end == End::Ssd);
             if let Some(block) = missing.filter(|block| loaded.as_ref().is_none_or(|l| l.block != *block)) {
-                match self.read_end(found, block, deadline, read) {
+                match self.read_end(bring, found, block) {
                     Ok(state) => loaded = Some(LoadedEnd { block, state }),
                     Err((cause, what)) => {
                         found.strike_end(block, cause, what);
@@ -155,7 +160,7 @@ impl Scheduler<'_> {
                     }
                 }
             }
-            match self.read_blocks(index, found, choice, prompt, deadline, read, now)? {
+            match self.read_blocks(bring, found, choice)? {
                 None => return Ok(loaded),
                 Some((block, cause, what)) => found.strike_block(block, cause, what),
             }
@@ -212,11 +217,11 @@ impl Scheduler<'_> {
 
     fn read_end(
         &mut self,
+        bring: &mut Bring<'_>,
         found: &Found,
         block: usize,
-        deadline: Instant,
-        read: &mut Read,
     ) -> Result<Vec<u8>, (Cause, String)> {
+        let Bring { deadline, read, .. } = bring;
         let began = Instant::now();
         let Some(tier) = self.cache.tier_mut() else { return Err((Cause::Unread, "no tier".to_owned())) };
         let wanted = Wanted { part: Part::Snapshot, place: found.places[block], tokens: Box::default() };
@@ -235,17 +240,13 @@ impl Scheduler<'_> {
     }
 
     /// Reads the chosen blocks that are on disk only into pages, and puts them into the index. Gives the first one that could not be read.
-    #[expect(clippy::too_many_arguments, reason = "one walk over what the restore has in hand")]
     fn read_blocks(
         &mut self,
-        index: usize,
+        bring: &mut Bring<'_>,
         found: &Found,
         choice: Choice,
-        prompt: Prompt<'_>,
-        deadline: Instant,
-        read: &mut Read,
-        now: Stamp,
     ) -> Result<Option<(usize, Cause, String)>, Refused> {
+        let &mut Bring { index, prompt, deadline, now, ref mut read } = bring;
         let first = self.running[index].pages.len();
         if first >= choice.blocks {
             return Ok(None);

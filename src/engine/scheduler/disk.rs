@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::Scheduler;
 use crate::cache::Captured;
+use crate::cache::chain::BlockHash;
 use crate::cache::tier::{Note, Offer, Origin, Part, Place, Region, TierFault};
 use crate::engine::clock::Clock;
 use crate::engine::emitter::Emitter;
@@ -41,6 +42,10 @@ impl Scheduler<'_> {
                 }
             }
             held = index + 1;
+        }
+        let chain: Vec<BlockHash> = places[..held].iter().map(|place| place.hash).collect();
+        if let Some(tier) = self.cache.tier_mut() {
+            tier.touch(&chain);
         }
         let captured = sequence.recurrent.as_ref().map(RecurrentState::captured).unwrap_or_default();
         for captured in captured {
@@ -233,7 +238,7 @@ impl Scheduler<'_> {
             }
             Fault::FreeDisk => {
                 self.damage(TierFault::Fill(false))?;
-                Ok("writes work again".to_owned())
+                Ok("there is room again; a suspended writer tries within half a minute".to_owned())
             }
         }
     }
@@ -265,7 +270,7 @@ fn trouble(note: Note) -> Option<(TierTrouble, String)> {
     }
 }
 
-fn short(hash: &crate::cache::chain::BlockHash) -> String {
+fn short(hash: &BlockHash) -> String {
     hash.to_string().chars().take(12).collect()
 }
 

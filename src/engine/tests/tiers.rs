@@ -312,3 +312,33 @@ fn a_snapshot_comes_back_where_no_slot_is_left_for_it() {
     assert!(restores.iter().all(|restore| restore.checkpoint_tokens == 192), "{restores:?}");
     assert_eq!(restores[1].ssd.map(|ssd| (ssd.blocks, ssd.snapshots)), Some((0, 1)), "blocks stay in RAM");
 }
+
+#[test]
+fn damage_of_an_earlier_runs_file_costs_what_is_behind_it_by_its_own_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let ground = ground(SnapshotPolicy::EVERY, 40, dir.path(), AMPLE);
+    let tokens = prompt(0, 200);
+    run(&ground, std::slice::from_ref(&tokens));
+    let (_, events) = ground.run(|scheduler, clock, out| {
+        scheduler.inject("corrupt-file:3".parse().unwrap(), &tokens, clock);
+        serve(scheduler, tokens.clone(), clock, out);
+    });
+    let restore = restores(&events)[0];
+    assert_eq!(told(restore), (48, Cause::Damaged));
+    let named: Vec<_> = restore.losses.iter().map(|loss| (loss.cause, loss.tokens)).collect();
+    assert_eq!(named, [(Cause::Appended, 8), (Cause::Damaged, 144)]);
+}
+
+#[test]
+fn a_fork_of_the_first_turn_is_a_branch() {
+    let scheduling = SchedulerConfig { max_sequences: 1, chunk_tokens: 64 };
+    let (_, events) = with_scheduler(scheduling, 64, |scheduler, clock, out| {
+        serve(scheduler, prompt(0, 200), clock, out);
+        let fork = [prompt(0, 100), prompt(7, 60)].concat();
+        scheduler.submit(Submission { source: Source::Edit, ..request(fork) }, clock, out);
+        drain(scheduler, clock, out);
+    });
+    let losses = &restores(&events)[1].losses;
+    assert!(losses.iter().any(|loss| loss.cause == Cause::Branch), "{losses:?}");
+    assert!(losses.iter().all(|loss| loss.cause != Cause::Appended), "{losses:?}");
+}

@@ -236,14 +236,16 @@ fn debt_is_repaid_by_the_request_that_stores_and_priced_at_the_runs_own_curve() 
         (entry.canonical_before, entry.canonical_after, entry.canonical_debt),
         (Some(32), Some(196), Some(4))
     );
-    assert_eq!((entry.repaid_tokens, entry.paid_by), (Some(164), Some(Payer::Foreground)));
+    assert_eq!((entry.repaid_tokens, entry.paid_by), (Some(4), Some(Payer::Foreground)));
+    let first = &told.ledger.debt(A)[0];
+    assert_eq!((first.repaid_tokens, first.paid_by), (Some(0), None), "nobody owed anything");
     assert_eq!(entry.prefix_cache_debt, Some(168));
     let seconds = entry.prefix_cache_debt_s.unwrap();
     assert!((seconds - 0.336).abs() < 1e-6, "{seconds}");
     assert_eq!(told.ledger.cliff_list(A)[0].seconds_behind, Some(seconds));
     let rows = serde_json::to_value(told.ledger.rows()).unwrap();
     assert_eq!(rows[2]["prefix_cache_debt_tokens"], 168);
-    assert_eq!((&rows[2]["repaid_tokens"], &rows[2]["paid_by"]), (&164.into(), &"foreground".into()));
+    assert_eq!((&rows[2]["repaid_tokens"], &rows[2]["paid_by"]), (&4.into(), &"foreground".into()));
     assert_eq!(rows[2]["canonical_before_tokens"], 32);
     assert!(rows[2]["debt_paid_tokens"].is_null());
     let alone = Row::new(&told.ledger, told.ledger.request(RequestId(3)).unwrap());

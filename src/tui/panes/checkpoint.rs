@@ -237,11 +237,13 @@ fn standing_words(model: &Model, entry: &DebtEntry) -> (String, Tone) {
     };
     match entry.recomputed_tokens.filter(|_| behind) {
         Some(again) => {
-            words.push_str(&format!(" · debt {} tok{} a turn", thousands(again), takes(entry.recomputed_s)));
+            words.push_str(&format!(" · {} tok again{} a turn", thousands(again), takes(entry.recomputed_s)));
         }
         None => {
             let debt = entry.canonical_debt;
-            words.push_str(&debt.map_or_else(String::new, |debt| format!(" · debt {} tok", thousands(debt))));
+            words.push_str(
+                &debt.map_or_else(String::new, |debt| format!(" · canonical debt {} tok", thousands(debt))),
+            );
         }
     }
     if let Some(total) = entry.prefix_cache_debt.filter(|_| behind) {

@@ -248,7 +248,7 @@ fn debt_is_plotted_listed_and_summed() {
     }
     let shown = rows(&latched().frame(160, 48));
     row_with(&shown, "▼ cliff at turn 5: no recurrent snapshot · block 4, written by request 3");
-    assert!(row_with(&shown, "pinned 4 requests at 1,024 · debt ").contains(" a turn"));
+    assert!(row_with(&shown, "pinned 4 requests at 1,024 · 5,020 tok again ").contains(" a turn"));
     assert!(row_with(&shown, " latched").contains(" advancing "));
 }
 
