@@ -205,7 +205,7 @@ impl Folder {
 /// Whether a folder has entries that a cache folder whose first opening was cut off has not: any at all, or where there is a lock those of other
 /// names.
 fn holds_others(root: &Path, locked: bool) -> io::Result<bool> {
-    let ours = [LOCK, Part::Block.folder(), Part::Snapshot.folder(), TEMPORARY, DAMAGED];
+    let ours = [LOCK, INDEX, Part::Block.folder(), Part::Snapshot.folder(), TEMPORARY, DAMAGED];
     for entry in fs::read_dir(root)? {
         let name = entry?.file_name();
         if !locked || !ours.iter().any(|ours| name == *ours) {
@@ -432,8 +432,10 @@ fn first_bytes(file: &mut File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// Puts `text` in the place of what a lock file says. Written first and cut after, so that whoever is killed in between does not leave a file that
+/// says nothing: a folder with one and with files in it would be refused as another program's.
 fn overwrite(file: &mut File, text: &str) -> io::Result<()> {
-    file.set_len(0)?;
     file.seek(SeekFrom::Start(0))?;
-    file.write_all(text.as_bytes())
+    file.write_all(text.as_bytes())?;
+    file.set_len(text.len() as u64)
 }

@@ -546,3 +546,22 @@ fn a_folder_with_a_lock_of_somebody_else_is_no_cache_folder() {
     let refused = Tier::open(other.path(), &identity(), LAYERS, SIZES, PLENTY).unwrap_err();
     assert!(matches!(refused, TierError::NotACache { .. }), "{refused}");
 }
+
+#[test]
+fn a_cache_folder_whose_lock_was_being_rewritten_is_still_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let prompt = tokens(7, 3);
+    let mut tier = open(dir.path());
+    store(&mut tier, &prompt, &[]);
+    assert!(tier.flush(SOON));
+    drop(tier);
+    let lock = dir.path().join("lock");
+    // Of a power cut, whatever the order of writes was.
+    std::fs::write(&lock, "").unwrap();
+    drop(open(dir.path()));
+    // Of a kill: the new text over the start of the old one.
+    std::fs::write(&lock, "escarp cache 1\nprocess 12\n456\n").unwrap();
+    drop(open(dir.path()));
+    let said = std::fs::read_to_string(&lock).unwrap();
+    assert_eq!(said, "escarp cache 1\n");
+}
