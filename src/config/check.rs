@@ -15,7 +15,7 @@ pub(super) struct Refused {
 
 /// Checks every value by itself, then those that must fit together.
 pub(super) fn check(config: &Config) -> Result<(), Refused> {
-    let Config { model, cache, scheduler, replay, sampling, sim, mlx, ui } = config;
+    let Config { model, cache, specprefill: _, scheduler, replay, sampling, sim, mlx, ui } = config;
     require(
         model.device.kind() != DeviceKind::Mlx || model.precision != PrecisionSetting::Int8,
         "model.precision",

@@ -7,6 +7,7 @@ mod bytes;
 mod check;
 mod load;
 mod policy;
+mod sparse;
 pub mod suggest;
 
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ use crate::decode::Sampling;
 use crate::session::ReplayMode;
 pub use load::{ConfigError, Override, load, load_over, session_may_set};
 pub use policy::{PlaceholderPolicy, SnapshotPolicy};
+pub use sparse::{Aggregation, QuerySource, ScorerChoice, SparseLeaves, SparseOverride, SpecPrefillConfig};
 
 /// A configuration file with every key, its default and what it means.
 pub const DEFAULTS: &str = include_str!("../../configs/default.toml");
@@ -29,6 +31,8 @@ pub struct Config {
     pub model: ModelConfig,
     /// The prefix cache.
     pub cache: CacheConfig,
+    /// Sparse prefill.
+    pub specprefill: SpecPrefillConfig,
     /// The scheduler.
     pub scheduler: SchedulerConfig,
     /// How a session is replayed.
@@ -49,6 +53,8 @@ pub struct Config {
 pub struct ModelConfig {
     /// A GGUF file, or a folder with `config.json` and `model.safetensors`. Empty on `sim`.
     pub path: Option<PathBuf>,
+    /// A smaller model with the same tokenizer, for scoring. Without one: the bundled draft, for the bundled model.
+    pub draft: Option<PathBuf>,
     /// Precision of the linear layers.
     pub precision: PrecisionSetting,
     /// Where it runs.
@@ -59,7 +65,13 @@ pub struct ModelConfig {
 
 impl Default for ModelConfig {
     fn default() -> ModelConfig {
-        ModelConfig { path: None, precision: PrecisionSetting::Auto, device: DeviceSetting::Auto, threads: 0 }
+        ModelConfig {
+            path: None,
+            draft: None,
+            precision: PrecisionSetting::Auto,
+            device: DeviceSetting::Auto,
+            threads: 0,
+        }
     }
 }
 
@@ -253,6 +265,8 @@ pub struct ReplayConfig {
     pub max_output_tokens: u64,
     /// The clock.
     pub clock: ClockKind,
+    /// Whether the logits that each reply begins with are told, for comparing runs.
+    pub tell_logits: bool,
 }
 
 impl Default for ReplayConfig {
@@ -263,6 +277,7 @@ impl Default for ReplayConfig {
             idle_scale: 1.0,
             max_output_tokens: 64,
             clock: ClockKind::Virtual,
+            tell_logits: false,
         }
     }
 }

@@ -67,3 +67,27 @@ impl SamplingOverride {
         }
     }
 }
+/// By how much the greatest logit exceeds the next one; infinite where there is no other.
+pub fn margin(logits: &[f32]) -> f32 {
+    let mut top = [f32::NEG_INFINITY; 2];
+    for &logit in logits {
+        if logit > top[0] {
+            top = [logit, top[0]];
+        } else if logit > top[1] {
+            top[1] = logit;
+        }
+    }
+    top[0] - top[1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_margin_is_between_the_two_greatest() {
+        assert_eq!(margin(&[1.0, 5.0, 3.5, -2.0]), 1.5);
+        assert_eq!(margin(&[2.0, 2.0]), 0.0);
+        assert_eq!(margin(&[2.0]), f32::INFINITY);
+    }
+}

@@ -139,10 +139,16 @@ pub struct Span<'a> {
     /// The sequence's pages from position 0, covering at least `start + tokens.len()` positions. Pages before
     /// `start` hold computed state; those from `start` on are written and belong to this sequence alone.
     pub pages: &'a [PageId],
-    /// Position of the first token.
+    /// Tokens of the sequence that were computed before: the first token's place in the pages. Where no token was skipped before it, also its
+    /// position.
     pub start: usize,
     /// The tokens.
     pub tokens: &'a [u32],
+    /// Position of every token, ascending, where some before it or among them were skipped: what rotary embedding goes by. `None` means
+    /// `start..start + tokens.len()`.
+    pub positions: Option<&'a [u32]>,
+    /// How many of the last tokens' queries are wanted, of all attention layers.
+    pub capture: usize,
     /// Recurrent state; `Some` exactly where the model has recurrent layers.
     pub state: Option<StateFlow>,
     /// Which logits are wanted.
@@ -162,7 +168,51 @@ impl Span<'_> {
 pub struct Forward {
     /// The logits asked for, row after row in span order, each `vocab` long.
     pub logits: Vec<f32>,
+    /// The queries asked for. Those of the spans follow each other.
+    pub queries: Queries,
     /// Compute time: measured, or what the cost model says.
+    pub compute: Nanos,
+}
+
+/// Queries of some tokens, after their rotary embedding.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Queries {
+    /// Tokens.
+    pub tokens: usize,
+    /// Attention layers.
+    pub layers: usize,
+    /// Query heads of a layer.
+    pub heads: usize,
+    /// `[tokens, layers, heads, head_dim]`
+    pub values: Vec<f32>,
+}
+
+impl Queries {
+    /// Puts those of further tokens behind these.
+    pub fn append(&mut self, more: Queries) {
+        if self.tokens == 0 {
+            *self = more;
+        } else {
+            self.tokens += more.tokens;
+            self.values.extend(more.values);
+        }
+    }
+}
+
+/// What queries make of keys: for every query, layer and head a softmax over a window of keys.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KeyWeights {
+    /// Queries.
+    pub tokens: usize,
+    /// Attention layers.
+    pub layers: usize,
+    /// Query heads of a layer.
+    pub heads: usize,
+    /// Keys.
+    pub window: usize,
+    /// `[tokens, layers, heads, window]`
+    pub weights: Vec<f32>,
+    /// Compute time.
     pub compute: Nanos,
 }
 
@@ -209,6 +259,15 @@ pub trait Executor: Send {
     fn memory(&self) -> Option<MemoryUse> {
         None
     }
+
+    /// What `queries` make of the keys at places `window` of a sequence's pages: `softmax(q·k·scale)` over the window, in f32, for every query,
+    /// layer and head, whether or not the query's own place lies behind a key. State is only read.
+    fn key_weights(
+        &mut self,
+        pages: &[PageId],
+        window: std::ops::Range<usize>,
+        queries: &Queries,
+    ) -> Result<KeyWeights, DeviceError>;
 
     /// Time it takes to attach `tokens` restored tokens, beyond what the engine itself measures. Zero except on `sim`.
     fn restore_cost(&self, tokens: usize) -> Nanos {

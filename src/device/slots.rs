@@ -166,7 +166,15 @@ mod tests {
 
     fn span(start: usize, tokens: usize, state: StateFlow) -> Span<'static> {
         let tokens = &TOKENS[..tokens];
-        Span { pages: &[], start, tokens, state: Some(state), logits: LogitRows::None }
+        Span {
+            positions: None,
+            capture: 0,
+            pages: &[],
+            start,
+            tokens,
+            state: Some(state),
+            logits: LogitRows::None,
+        }
     }
 
     #[test]

@@ -181,6 +181,7 @@ impl<'a> Host<'a> {
                 let outcome = self.scheduler.inject(fault, tokens, &self.clock);
                 self.emit(lane, Body::FaultInjected { fault: fault.to_string(), outcome });
             }
+            Command::SpecPrefill(_) | Command::Rescore { .. } => {}
             Command::EvictAll => {
                 self.scheduler.evict_all(&self.clock);
             }

@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 use crate::cache::budget::{Budget, DeviceLimits};
 use crate::cache::tier::{Layers, StateBytes, Tier, TierError};
 use crate::cache::{Cache, chain};
-use crate::config::{ClockKind, Config};
+use crate::config::{Aggregation, ClockKind, Config, SparseOverride};
 use crate::device::ExecutorFacts;
 use crate::event::{Body, Identity, LaneId, RequestId, RunFacts, SessionSetting, Sink, Stamp};
 use crate::ledger::Breakpoint;
@@ -92,6 +92,15 @@ pub enum Command {
         /// The conditions.
         conditions: Vec<Breakpoint>,
     },
+    /// Set sparse prefill by hand, in place of what was set so before, for every request that is admitted from now on.
+    SpecPrefill(SparseOverride),
+    /// Choose again from the attention that the latest scoring captured, without running the scorer. The answer is [`Body::Rescored`].
+    Rescore {
+        /// A number that the answer carries.
+        ticket: u64,
+        /// With which knobs.
+        knobs: Rescore,
+    },
     /// Have something go wrong.
     Fault {
         /// The lane whose latest prompt counts the blocks.
@@ -105,6 +114,21 @@ pub enum Command {
     Panic,
     /// Finish: cancel what runs and end the thread.
     Shutdown,
+}
+
+/// Knobs of another choice from the same attention.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rescore {
+    /// See [`SpecPrefillConfig::keep`](crate::config::SpecPrefillConfig::keep).
+    pub keep: f64,
+    /// Width of the average, odd.
+    pub pool: usize,
+    /// Tokens of a unit.
+    pub unit: usize,
+    /// Last tokens that are always kept.
+    pub tail_tokens: usize,
+    /// How scores become one.
+    pub aggregation: Aggregation,
 }
 
 /// A turn whose cost is asked for.
@@ -291,6 +315,7 @@ fn run_facts(config: &Config, session: &Session, facts: &ExecutorFacts) -> RunFa
         session: session.title.clone(),
         session_requests: session.requests.len() as u64,
         replay_mode: mode.to_owned(),
+        specprefill: None,
         session_settings: session.settings.iter().map(|set| session_setting(config, set)).collect(),
     }
 }

@@ -11,6 +11,7 @@ mod prompt;
 pub mod record;
 mod restore;
 mod sink;
+mod sparse;
 mod tier;
 mod time;
 
@@ -22,6 +23,10 @@ pub use restore::{
     TokenText,
 };
 pub use sink::{ChannelSink, Fanout, Sink};
+pub use sparse::{
+    Effective, Logits, Rescored, Scored, ScorerStart, SetBy, SparseAdmission, SparseSettings, SparseVerdict,
+    SpecPrefillFacts,
+};
 pub use tier::{TierReading, TierStored, TierTrouble};
 pub use time::{Nanos, Stamp};
 
@@ -137,6 +142,9 @@ pub struct RunFacts {
     pub session_requests: u64,
     /// `recorded` or `live`.
     pub replay_mode: String,
+    /// How sparse prefill is set up; `None` where no scorer is loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub specprefill: Option<SpecPrefillFacts>,
     /// The configuration that the session is meant for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub session_settings: Vec<SessionSetting>,
@@ -185,6 +193,8 @@ pub enum Phase {
     Queued,
     /// Looking the prompt up and attaching what can be reused.
     Restore,
+    /// Scoring the uncached suffix for a sparse prefill.
+    Score,
     /// Computing the uncached suffix.
     Prefill,
     /// Writing the reply.
@@ -201,6 +211,7 @@ impl Phase {
         match self {
             Phase::Queued => "queued",
             Phase::Restore => "restore",
+            Phase::Score => "score",
             Phase::Prefill => "prefill",
             Phase::Decode => "decode",
             Phase::Store => "store",
@@ -333,11 +344,27 @@ pub enum Body {
         /// `prompt_tokens − checkpoint_tokens`.
         uncached_suffix: u64,
     },
+    /// Whether the suffix is to be computed sparsely, and what decided it. Told where a scorer is loaded.
+    SparseAdmitted(Box<SparseAdmission>),
+    /// Progress of the scorer's prefill, once a chunk.
+    ScoringProgress {
+        /// Tokens prefilled so far.
+        done: u64,
+        /// Tokens to prefill.
+        total: u64,
+    },
+    /// The suffix has been scored and its units chosen.
+    Scored(Box<Scored>),
+    /// Scoring failed; the suffix is computed densely.
+    SparseFellBack {
+        /// Why.
+        message: String,
+    },
     /// Progress of the prefill, once a chunk.
     PrefillProgress {
-        /// Suffix tokens computed so far.
+        /// Tokens computed so far.
         done: u64,
-        /// Suffix tokens in all.
+        /// Tokens to compute: the suffix, or where it is computed sparsely what is kept of it.
         total: u64,
         /// What memory made of the chunk; `None` where it did not shrink it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -364,6 +391,14 @@ pub enum Body {
         text: String,
         /// Position in the reply, from 0.
         index: u64,
+        /// By how much its logit exceeds the next one's, before any sampling; `None` in recordings of earlier versions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        margin: Option<f32>,
+    },
+    /// The logits that the reply's first token was chosen from. Told where `replay.tell_logits` asks for it.
+    ReplyLogits {
+        /// One a token of the vocabulary.
+        logits: Logits,
     },
     /// The reply has ended.
     Decoded {
@@ -457,6 +492,17 @@ pub enum Body {
     },
     /// The answer to a question for a turn's cost.
     Previewed(Box<Preview>),
+    /// The answer to a question for another choice of units.
+    Rescored(Box<Rescored>),
+    /// The researcher set sparse prefill by hand, for requests from here on; `None` leaves a setting to what stands below.
+    SpecPrefillSet {
+        /// Whether.
+        enabled: Option<bool>,
+        /// Fraction of the scored units that is computed.
+        keep: Option<f64>,
+        /// A suffix of more tokens is computed sparsely.
+        threshold: Option<u64>,
+    },
     /// Events were lost between the engine and a consumer.
     Gap {
         /// First sequence number lost.

@@ -3,8 +3,9 @@
 use serde::Serialize;
 
 use crate::event::{
-    DeviceMemory, FinishReason, HistoryChange, LaneId, Nanos, Phase, RequestId, Restore, Route, SegmentRun,
-    ShrunkChunk, SlotMemory, SnapshotsStored, Source, Stamp, TierStored, TierTrouble, TranscriptItem,
+    DeviceMemory, FinishReason, HistoryChange, LaneId, Logits, Nanos, Phase, RequestId, Restore, Route,
+    Scored, SegmentRun, ShrunkChunk, SlotMemory, SnapshotsStored, Source, SparseAdmission, Stamp, TierStored,
+    TierTrouble, TranscriptItem,
 };
 
 /// Everything known about one request.
@@ -42,6 +43,18 @@ pub struct RequestFacts {
     pub restore: Option<Restore>,
     /// The route taken.
     pub route: Option<Route>,
+    /// What decided whether the suffix is computed sparsely; `None` where no scorer was loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admission: Option<SparseAdmission>,
+    /// Tokens the scorer has prefilled so far and in all, while it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scoring: Option<(u64, u64)>,
+    /// What the scorer did; `None` where it was not asked, or failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scored: Option<Scored>,
+    /// Why the suffix was computed densely though it was to be computed sparsely.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fell_back: Option<String>,
     /// The uncached suffix.
     pub uncached_suffix: Option<u64>,
     /// Suffix tokens computed so far and in all.
@@ -60,6 +73,11 @@ pub struct RequestFacts {
     pub output_sha256: Option<String>,
     /// The reply, as far as it has come.
     pub text: String,
+    /// Its tokens, as far as they were told.
+    pub tokens: Vec<ReplyToken>,
+    /// The logits its first token was chosen from, where they are told.
+    #[serde(skip)]
+    pub reply_logits: Option<Logits>,
     /// Why the reply ended.
     pub reason: Option<FinishReason>,
     /// Tokens newly stored.
@@ -86,6 +104,16 @@ pub struct RequestFacts {
     pub error: Option<String>,
 }
 
+/// A token of a reply.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct ReplyToken {
+    /// Its id.
+    pub token: u32,
+    /// By how much its logit exceeds the next one's; `None` in recordings of earlier versions.
+    #[serde(skip)]
+    pub margin: Option<f32>,
+}
+
 impl RequestFacts {
     pub(super) fn unseen(id: RequestId, lane: LaneId, at: Stamp) -> RequestFacts {
         RequestFacts {
@@ -105,6 +133,10 @@ impl RequestFacts {
             queued: None,
             restore: None,
             route: None,
+            admission: None,
+            scoring: None,
+            scored: None,
+            fell_back: None,
             uncached_suffix: None,
             progress: None,
             computed_tokens: None,
@@ -114,6 +146,8 @@ impl RequestFacts {
             output_tokens: None,
             output_sha256: None,
             text: String::new(),
+            tokens: Vec::new(),
+            reply_logits: None,
             reason: None,
             stored_tokens: None,
             canonical_tokens: None,
@@ -218,6 +252,9 @@ impl RequestFacts {
             [&mut facts.queued, &mut facts.prefill, &mut facts.ttft, &mut facts.decode, &mut facts.took]
         {
             *time = None;
+        }
+        if let Some(scored) = &mut facts.scored {
+            (scored.prefill, scored.lookahead, scored.importance) = Default::default();
         }
         if let Some(restore) = &mut facts.restore {
             restore.took = Nanos::default();

@@ -18,16 +18,18 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::Serialize;
 
+use crate::config::SparseOverride;
 use crate::event::{
-    Body, DeviceMemory, Event, Gate, LaneId, Phase, Preview, RequestId, Route, RunFacts, Stamp, TierReading,
+    Body, DeviceMemory, Event, Gate, LaneId, Phase, Preview, RequestId, Rescored, Route, RunFacts, Stamp,
+    TierReading,
 };
 pub use breakpoint::{BadBreakpoint, Breakpoint, KnownAt};
 use curve::CurveFit;
 pub use curve::PrefillCurve;
 pub use debt::{DebtEntry, Payer};
 pub use facts::{
-    BreakpointFacts, FaultFacts, LaneFacts, MemoryFacts, RequestFacts, SessionCutFacts, ShrunkChunks,
-    TierTroubleFacts,
+    BreakpointFacts, FaultFacts, LaneFacts, MemoryFacts, ReplyToken, RequestFacts, SessionCutFacts,
+    ShrunkChunks, TierTroubleFacts,
 };
 pub use latency::{Latency, Quantiles};
 pub use row::Row;
@@ -64,6 +66,8 @@ pub struct Ledger {
     breakpoints: Vec<String>,
     breakpoint_hit: Option<BreakpointFacts>,
     preview: Option<Preview>,
+    rescored: Option<Rescored>,
+    by_hand: SparseOverride,
 }
 
 impl Ledger {
@@ -140,6 +144,14 @@ impl Ledger {
                     self.preview = Some((**preview).clone());
                 }
             }
+            Body::Rescored(rescored) => {
+                if self.rescored.as_ref().is_none_or(|kept| kept.ticket <= rescored.ticket) {
+                    self.rescored = Some((**rescored).clone());
+                }
+            }
+            Body::SpecPrefillSet { enabled, keep, threshold } => {
+                self.by_hand = SparseOverride { enabled: *enabled, keep: *keep, threshold: *threshold };
+            }
             Body::Gap { from, to } => self.lost.push((*from, *to)),
             Body::EngineFailed { message } => self.failure = Some(message.clone()),
             Body::RunEnded => self.ended = true,
@@ -196,6 +208,22 @@ impl Ledger {
                 request.progress = Some((0, *uncached_suffix));
                 request.phase = Phase::Prefill;
             }
+            Body::SparseAdmitted(admission) => request.admission = Some((**admission).clone()),
+            Body::ScoringProgress { done, total } => {
+                request.scoring = Some((*done, *total));
+                request.phase = Phase::Score;
+            }
+            Body::Scored(scored) => {
+                request.scoring = None;
+                request.scored = Some((**scored).clone());
+                request.progress = None;
+                request.phase = Phase::Prefill;
+            }
+            Body::SparseFellBack { message } => {
+                request.scoring = None;
+                request.fell_back = Some(message.clone());
+            }
+            Body::ReplyLogits { logits } => request.reply_logits = Some(logits.clone()),
             Body::PrefillProgress { done, total, shrunk, took, .. } => {
                 // A sparse chunk's tokens are not those between two depths.
                 let dense = request.route != Some(Route::Sparse);
@@ -216,7 +244,8 @@ impl Ledger {
                 request.prefill = Some(*took);
                 request.phase = Phase::Decode;
             }
-            Body::Token { text, .. } => {
+            Body::Token { token, text, margin, .. } => {
+                request.tokens.push(ReplyToken { token: *token, margin: *margin });
                 if request.ttft.is_none() {
                     let ttft = event.at.since(request.arrived_at);
                     request.ttft = Some(ttft);
@@ -359,6 +388,16 @@ impl Ledger {
     /// The answer to the latest question for a turn's cost: that with the highest ticket.
     pub fn preview(&self) -> Option<&Preview> {
         self.preview.as_ref()
+    }
+
+    /// The answer to the latest question for another choice of units: that with the highest ticket.
+    pub fn rescored(&self) -> Option<&Rescored> {
+        self.rescored.as_ref()
+    }
+
+    /// What the researcher set by hand about sparse prefill.
+    pub fn sparse_by_hand(&self) -> SparseOverride {
+        self.by_hand
     }
 
     /// The device's memory as it was last told, and its peak; `None` where nobody counts it.

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{CheckpointStep, DebtEntry, Ledger, Payer, RequestFacts};
-use crate::event::{Cause, Culprit, Divergence, Loss, Restore};
+use crate::event::{Cause, Culprit, Divergence, Loss, Restore, ScorerStart, SetBy, SparseSettings};
 
 /// One request as `replay --json` prints it. A field is null where nobody measured it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -111,11 +111,60 @@ pub struct Row {
     /// What went wrong.
     pub error: Option<String>,
     /// Sparse-prefill facts; null on a request that took no sparse route.
-    pub sparse: Option<()>,
+    pub sparse: Option<SparseRow>,
+    /// Why the request took the dense route though it was to take the sparse one.
+    pub sparse_fell_back: Option<String>,
     /// Speculation facts; null where no drafter ran.
     pub spec: Option<()>,
     /// Recovery facts; null where no job exists.
     pub recovery: Option<()>,
+}
+
+/// What sparse prefill did for a request.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SparseRow {
+    /// The threshold it was admitted by, tokens.
+    pub threshold: u64,
+    /// The keep fraction.
+    pub keep: f64,
+    /// Who set whether, the threshold and the keep fraction.
+    pub set_by: [SetBy; 3],
+    /// Absolute position of the first scored token.
+    pub origin: u64,
+    /// Tokens of the protected prefix.
+    pub protected_tokens: u64,
+    /// Tokens scored.
+    pub scored_tokens: u64,
+    /// Of those, tokens kept, the kickoff token among them.
+    pub selected_tokens: u64,
+    /// Time the scorer took, seconds.
+    pub scorer_s: f64,
+    /// Tokens the scorer restored from its own cache.
+    pub draft_cached_tokens: u64,
+    /// Why its own state began there.
+    pub draft_start: ScorerStart,
+    /// Kept ranges, absolute, first and past-the-end.
+    pub kept: Vec<(u64, u64)>,
+}
+
+impl SparseRow {
+    fn of(request: &RequestFacts) -> Option<SparseRow> {
+        let (scored, admission) = (request.scored.as_ref()?, request.admission.as_ref()?);
+        let SparseSettings { enabled, keep, threshold } = &admission.settings;
+        Some(SparseRow {
+            threshold: threshold.value,
+            keep: keep.value,
+            set_by: [enabled.set_by.clone(), threshold.set_by.clone(), keep.set_by.clone()],
+            origin: scored.origin,
+            protected_tokens: admission.protected_tokens,
+            scored_tokens: scored.scored_tokens,
+            selected_tokens: scored.selected_tokens,
+            scorer_s: scored.took().seconds(),
+            draft_cached_tokens: scored.draft_cached_tokens,
+            draft_start: scored.start,
+            kept: scored.kept.clone(),
+        })
+    }
 }
 
 /// The block at which a loss begins.
@@ -252,7 +301,8 @@ impl Row {
             shrunk_chunks: request.shrunk,
             device_memory: request.device_memory,
             error: request.error.clone(),
-            sparse: None,
+            sparse: SparseRow::of(request),
+            sparse_fell_back: request.fell_back.clone(),
             spec: None,
             recovery: None,
         }

@@ -123,7 +123,7 @@ fn body() -> impl Strategy<Value = Body> {
             device,
         }),
         any::<u64>().prop_map(|n| Body::Prefilled { computed_tokens: n, took: Nanos(n) }),
-        any::<u64>().prop_map(|index| Body::Token { token: 1, text: "x".into(), index }),
+        any::<u64>().prop_map(|index| Body::Token { token: 1, text: "x".into(), index, margin: None }),
         any::<u64>().prop_map(|n| Body::Decoded {
             reason: FinishReason::Stop,
             output_tokens: n,
@@ -203,7 +203,7 @@ proptest! {
                 Body::Admitted { queued: Nanos(3 * factor) },
                 Body::Restored(Box::new(restored)),
                 Body::PrefillProgress { done: 4, total: 4, shrunk: None, device: None, took: Some(Nanos(factor)) },
-                Body::Token { token: 1, text: "x".into(), index: 0 },
+                Body::Token { token: 1, text: "x".into(), index: 0, margin: None },
                 Body::Stored {
                     stored_tokens: 9,
                     canonical_tokens: 9,

@@ -5,7 +5,8 @@ use std::time::Instant;
 use crate::device::ops::Device;
 use crate::device::slots::SlotTable;
 use crate::device::{
-    DeviceError, Executor, ExecutorFacts, Forward, MemoryUse, PageId, SlotId, Span, StateFlow,
+    DeviceError, Executor, ExecutorFacts, Forward, KeyWeights, MemoryUse, PageId, Queries, SlotId, Span,
+    StateFlow,
 };
 use crate::event::Nanos;
 
@@ -176,11 +177,14 @@ where
         self.check_memory(spans)?;
         let began = Instant::now();
         if spans.is_empty() {
-            return Ok(Forward { logits: Vec::new(), compute: Nanos(0) });
+            return Ok(Forward { logits: Vec::new(), queries: Queries::default(), compute: Nanos(0) });
         }
         self.slots.advance(spans);
         match self.compute(spans) {
-            Ok(logits) => Ok(Forward { logits, compute: Nanos::from(began.elapsed()) }),
+            Ok(logits) => {
+                let queries = Queries::default();
+                Ok(Forward { logits, queries, compute: Nanos::from(began.elapsed()) })
+            }
             Err(error) => {
                 self.slots.fail(spans);
                 Err(self.recovered(error))
@@ -199,6 +203,15 @@ where
 
     fn memory(&self) -> Option<MemoryUse> {
         self.device.memory()
+    }
+
+    fn key_weights(
+        &mut self,
+        _: &[PageId],
+        _: std::ops::Range<usize>,
+        _: &Queries,
+    ) -> Result<KeyWeights, DeviceError> {
+        Err(DeviceError::Contract("not built yet".to_owned()))
     }
 
     fn page_digest(&self, page: PageId, tokens: usize) -> [u8; 32] {

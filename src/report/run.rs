@@ -245,7 +245,7 @@ mod tests {
         let mut ledger = ledger(&[(100, Some(0))]);
         assert!(!summary(&ledger).contains("between tokens"));
         for index in 0..3 {
-            let body = Body::Token { token: 1, text: "x".to_owned(), index };
+            let body = Body::Token { token: 1, text: "x".to_owned(), index, margin: None };
             let at = Stamp(1_000_000_000 + index * 20_000_000);
             ledger.apply(&Event {
                 seq: 90 + index,

@@ -13,7 +13,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::Override;
+use crate::config::{Override, SparseOverride};
 use crate::decode::SamplingOverride;
 use crate::event::Nanos;
 pub use bundled::{bundled, open};
@@ -122,6 +122,10 @@ pub struct RequestOverrides {
     pub sampling: SamplingOverride,
     /// Whether the prefix cache may be read and written.
     pub cache: Option<bool>,
+    /// Sparse prefill.
+    pub specprefill: SparseOverride,
+    /// The transport it comes by, whose defaults `[policy.NAME]` has; the session's where `None`.
+    pub transport: Option<String>,
 }
 
 /// One request of a session file.

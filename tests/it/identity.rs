@@ -4,7 +4,8 @@ use escarp::config::SimConfig;
 use escarp::device::identity::{Comparison, Finding, Measured, Plan, Route, TextRoute, Verdict, measure};
 use escarp::device::sim::Sim;
 use escarp::device::{
-    DeviceError, Executor, ExecutorFacts, Forward, LogitRows, PageId, SlotId, Span, StateFlow,
+    DeviceError, Executor, ExecutorFacts, Forward, KeyWeights, LogitRows, PageId, Queries, SlotId, Span,
+    StateFlow,
 };
 use escarp::event::Identity;
 use serde_json::Value;
@@ -53,6 +54,15 @@ impl Executor for Noisy {
 
     fn reserve(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
         self.inner.reserve(pages, slots)
+    }
+
+    fn key_weights(
+        &mut self,
+        pages: &[PageId],
+        window: std::ops::Range<usize>,
+        queries: &Queries,
+    ) -> Result<KeyWeights, DeviceError> {
+        self.inner.key_weights(pages, window, queries)
     }
 
     fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError> {
@@ -143,7 +153,15 @@ fn logits(device: &mut dyn Executor, tokens: &[u32], sizes: &[usize]) -> Vec<Vec
         let end = tokens.len().min(start + sizes.next().unwrap());
         let flow = StateFlow { from: (start > 0).then_some(SlotId(0)), to: SlotId(0), revocable: false };
         let tokens = &tokens[start..end];
-        let span = Span { pages: &pages, start, tokens, state: Some(flow), logits: LogitRows::All };
+        let span = Span {
+            positions: None,
+            capture: 0,
+            pages: &pages,
+            start,
+            tokens,
+            state: Some(flow),
+            logits: LogitRows::All,
+        };
         let given = device.forward(&[span]).unwrap().logits;
         rows.extend(given.chunks_exact(Sim::VOCAB).map(<[f32]>::to_vec));
         start = end;

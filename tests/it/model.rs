@@ -71,7 +71,15 @@ fn logits(executor: &mut dyn Executor, tokens: &[u32], chunks: &[usize]) -> Vec<
         let from = (start > 0).then_some(SlotId(0));
         let flow = StateFlow { from, to: SlotId(0), revocable: false };
         let state = recurrent.then_some(flow);
-        let span = Span { pages: &pages, start, tokens: &tokens[start..end], state, logits: LogitRows::All };
+        let span = Span {
+            positions: None,
+            capture: 0,
+            pages: &pages,
+            start,
+            tokens: &tokens[start..end],
+            state,
+            logits: LogitRows::All,
+        };
         logits.extend(executor.forward(&[span]).unwrap().logits);
         start = end;
     }

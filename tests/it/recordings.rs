@@ -89,6 +89,7 @@ fn run() -> RunFacts {
         session: "EXP-001 Trace B (Oliver Yu, CC BY 4.0, evidence level 5)".into(),
         session_requests: RESTORES.len() as u64,
         replay_mode: "recorded".into(),
+        specprefill: None,
         session_settings: Vec::new(),
     }
 }

@@ -86,7 +86,15 @@ fn gates_attention<D: Device>(device: &mut D) {
         let store = KvShape { layers: 1, kv_heads: 2, head_dim: 16, page_tokens: 64 };
         let mut kv = device.new_kv(store).unwrap();
         device.reserve_kv(&mut kv, 2).unwrap();
-        let span = Span { pages: &pages, start: 0, tokens: &tokens, state: None, logits: LogitRows::None };
+        let span = Span {
+            positions: None,
+            capture: 0,
+            pages: &pages,
+            start: 0,
+            tokens: &tokens,
+            state: None,
+            logits: LogitRows::None,
+        };
         let qkv = upload(device, x, shape.columns());
         let rows = Rows { spans: &[span], positions: &positions };
         let out = device.attention(&qkv, shape, rows, &mut kv, 0);

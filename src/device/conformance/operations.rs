@@ -222,6 +222,8 @@ fn attends_to_all_earlier_positions<D: Device>(make: Make<'_, D>) {
                 .iter()
                 .zip(&pages)
                 .map(|(n, pages)| Span {
+                    positions: None,
+                    capture: 0,
                     pages,
                     start: 0,
                     tokens: &tokens[..*n],

@@ -148,6 +148,8 @@ impl<'a, D: Device> Layer<'a, D> {
         let spans: Vec<Span<'_>> = pieces
             .iter()
             .map(|(x, flow)| Span {
+                positions: None,
+                capture: 0,
                 pages: &[],
                 start: 0,
                 tokens: &tokens[..x.len() / columns],

@@ -206,6 +206,8 @@ pub(crate) fn trace<D: Device>(device: &mut D, seed: u64, tokens: usize, route: 
     while start < tokens {
         let n = (*chunks.next().unwrap()).min(tokens - start);
         let span = Span {
+            positions: None,
+            capture: 0,
             pages: &pages,
             start,
             tokens: &sequence[start..start + n],
@@ -219,7 +221,15 @@ pub(crate) fn trace<D: Device>(device: &mut D, seed: u64, tokens: usize, route: 
             let tokens = &other[start_other..start_other + skip];
             spans.insert(
                 0,
-                Span { pages: &others, start: start_other, tokens, state: None, logits: LogitRows::All },
+                Span {
+                    positions: None,
+                    capture: 0,
+                    pages: &others,
+                    start: start_other,
+                    tokens,
+                    state: None,
+                    logits: LogitRows::All,
+                },
             );
             start_other += skip;
         }

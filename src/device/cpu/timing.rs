@@ -36,7 +36,15 @@ fn rates(device: &mut Cpu, toy: &Toy<Cpu>, prompt: usize) {
     let mut kv = toy.state(device, pages.len());
     let tokens = vec![5; CHUNK];
     let mut forward = |device: &mut Cpu, start: usize, n: usize| {
-        let span = Span { pages: &pages, start, tokens: &tokens[..n], state: None, logits: LogitRows::Last };
+        let span = Span {
+            positions: None,
+            capture: 0,
+            pages: &pages,
+            start,
+            tokens: &tokens[..n],
+            state: None,
+            logits: LogitRows::Last,
+        };
         toy.forward(device, &mut kv, &[span], false);
     };
     forward(device, 0, CHUNK.min(prompt));

@@ -223,7 +223,15 @@ impl<'a> Rig<'a> {
     fn span<'s>(&self, track: &'s Track, tokens: &'s [u32], flow: StateFlow, logits: LogitRows) -> Span<'s> {
         let pages = (track.position + tokens.len()).div_ceil(self.page_tokens).min(track.pages.len());
         let state = self.recurrent.then_some(flow);
-        Span { pages: &track.pages[..pages], start: track.position, tokens, state, logits }
+        Span {
+            positions: None,
+            capture: 0,
+            pages: &track.pages[..pages],
+            start: track.position,
+            tokens,
+            state,
+            logits,
+        }
     }
 
     /// Keeps the first `tokens` of the last forward, which started at `start` and was revocable.

@@ -22,7 +22,15 @@ fn it_conforms() {
 fn attend(mlx: &mut Mlx, kv: &mut Kv, row: &Array, page: u32) -> Hidden {
     let shape = AttentionShape { heads: 2, kv_heads: 2, head_dim: 8, scale: 1.0, gated: false };
     let pages = [PageId(page)];
-    let span = Span { pages: &pages, start: 0, tokens: &[0], state: None, logits: LogitRows::Last };
+    let span = Span {
+        positions: None,
+        capture: 0,
+        pages: &pages,
+        start: 0,
+        tokens: &[0],
+        state: None,
+        logits: LogitRows::Last,
+    };
     let rows = Rows { spans: &[span], positions: &[0] };
     mlx.attention(&Hidden::whole(row.clone()), shape, rows, kv, 0)
 }
@@ -88,7 +96,15 @@ fn a_long_prefill_that_fails_on_its_way_to_the_store_leaves_the_store_alone() {
     let shape = AttentionShape { heads: 2, kv_heads: 2, head_dim: 8, scale: 1.0, gated: false };
     let tokens = [0; AHEAD_FROM];
     let positions: Vec<u32> = (0..AHEAD_FROM as u32).collect();
-    let span = Span { pages: &[PageId(1)], start: 0, tokens: &tokens, state: None, logits: LogitRows::Last };
+    let span = Span {
+        positions: None,
+        capture: 0,
+        pages: &[PageId(1)],
+        start: 0,
+        tokens: &tokens,
+        state: None,
+        logits: LogitRows::Last,
+    };
     let rows = Rows { spans: &[span], positions: &positions };
     let many = broadcast_to(&row, &[int(AHEAD_FROM), 48]).unwrap().add(impossible()).unwrap();
     let out = mlx.attention(&Hidden::whole(many), shape, rows, &mut kv, 0);
@@ -135,7 +151,15 @@ fn a_failed_forward_takes_no_slot_along_that_it_did_not_write() {
     let run = |mlx: &mut Mlx, states: &mut States, x: &Array, from: Option<u32>, to: u32, revocable: bool| {
         let flow = StateFlow { from: from.map(SlotId), to: SlotId(to), revocable };
         let tokens = vec![0; x.dim(0) as usize];
-        let span = Span { pages: &[], start: 0, tokens: &tokens, state: Some(flow), logits: LogitRows::None };
+        let span = Span {
+            positions: None,
+            capture: 0,
+            pages: &[],
+            start: 0,
+            tokens: &tokens,
+            state: Some(flow),
+            logits: LogitRows::None,
+        };
         let rows = Rows { spans: &[span], positions: &tokens };
         mlx.gated_delta(&Hidden::whole(x.clone()), &delta, rows, states, 0, 1e-5);
         flow

@@ -12,7 +12,8 @@ mod slots;
 
 use crate::config::SimConfig;
 use crate::device::{
-    DeviceError, Executor, ExecutorFacts, Forward, LogitRows, PageId, SlotId, Span, StateFlow,
+    DeviceError, Executor, ExecutorFacts, Forward, KeyWeights, LogitRows, PageId, Queries, SlotId, Span,
+    StateFlow,
 };
 use crate::event::{Identity, Nanos};
 use slots::Slots;
@@ -168,11 +169,20 @@ impl Executor for Sim {
             }
             us += self.span_us(span);
         }
-        Ok(Forward { logits, compute: Nanos::from_seconds(us / 1e6) })
+        Ok(Forward { logits, queries: Queries::default(), compute: Nanos::from_seconds(us / 1e6) })
     }
 
     fn rewind(&mut self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {
         self.slots.rewind(flow, tokens)
+    }
+
+    fn key_weights(
+        &mut self,
+        _: &[PageId],
+        _: std::ops::Range<usize>,
+        _: &Queries,
+    ) -> Result<KeyWeights, DeviceError> {
+        Err(DeviceError::Contract("not built yet".to_owned()))
     }
 
     fn exported_bytes(&self) -> (usize, usize) {
@@ -230,7 +240,15 @@ mod tests {
         let mut start = 0;
         let mut logits = Vec::new();
         for tokens in chunks {
-            let span = Span { pages: &pages, start, tokens, state: None, logits: LogitRows::Last };
+            let span = Span {
+                positions: None,
+                capture: 0,
+                pages: &pages,
+                start,
+                tokens,
+                state: None,
+                logits: LogitRows::Last,
+            };
             logits = sim.forward(&[span]).unwrap().logits;
             start += tokens.len();
         }
@@ -256,7 +274,15 @@ mod tests {
         let pages: Vec<PageId> = (0..64).map(PageId).collect();
         let tokens = [7; 64];
         let mut cost = |start| {
-            let span = Span { pages: &pages, start, tokens: &tokens, state: None, logits: LogitRows::None };
+            let span = Span {
+                positions: None,
+                capture: 0,
+                pages: &pages,
+                start,
+                tokens: &tokens,
+                state: None,
+                logits: LogitRows::None,
+            };
             sim.forward(&[span]).unwrap().compute
         };
         assert!(cost(2048) > cost(0));
@@ -266,8 +292,15 @@ mod tests {
     fn a_span_outside_its_pages_is_refused() {
         let mut sim = Sim::new(&SimConfig::default(), 4);
         sim.reserve(1, 0).unwrap();
-        let span =
-            |pages| Span { pages, start: 0, tokens: &[1, 2, 3, 4, 5], state: None, logits: LogitRows::None };
+        let span = |pages| Span {
+            positions: None,
+            capture: 0,
+            pages,
+            start: 0,
+            tokens: &[1, 2, 3, 4, 5],
+            state: None,
+            logits: LogitRows::None,
+        };
         assert!(sim.forward(&[span(&[PageId(0)])]).is_err());
         assert!(sim.forward(&[span(&[PageId(0), PageId(1)])]).is_err());
     }

@@ -97,7 +97,15 @@ mod tests {
     }
 
     fn run(sim: &mut Sim, start: usize, tokens: &[u32], flow: StateFlow) -> Result<Vec<f32>, DeviceError> {
-        let span = Span { pages: &PAGES, start, tokens, state: Some(flow), logits: LogitRows::Last };
+        let span = Span {
+            positions: None,
+            capture: 0,
+            pages: &PAGES,
+            start,
+            tokens,
+            state: Some(flow),
+            logits: LogitRows::Last,
+        };
         sim.forward(&[span]).map(|forward| forward.logits)
     }
 
@@ -122,7 +130,15 @@ mod tests {
         assert!(run(&mut sim, 3, &[3], flow(Some(0), 9, false)).is_err(), "not reserved");
         run(&mut sim, 0, &[7, 8, 9], flow(None, 1, false)).unwrap();
         assert!(run(&mut sim, 3, &[4], flow(Some(0), 0, false)).is_err(), "pages of another context");
-        let span = Span { pages: &PAGES, start: 0, tokens: &[1], state: None, logits: LogitRows::None };
+        let span = Span {
+            positions: None,
+            capture: 0,
+            pages: &PAGES,
+            start: 0,
+            tokens: &[1],
+            state: None,
+            logits: LogitRows::None,
+        };
         assert!(sim.forward(&[span]).is_err(), "a hybrid's span without state");
     }
 

@@ -11,7 +11,7 @@ use crate::engine::emitter::Emitter;
 use crate::engine::sequence::{Sequence, Stage};
 use crate::event::{Body, FinishReason, Phase, RequestId, ShrunkChunk, Stamp};
 use crate::model::text::TextCodec;
-use crate::prefill;
+use crate::{decode, prefill};
 
 /// Part of a forward: tokens `start..end` of a running sequence.
 #[derive(Debug, Clone, Copy)]
@@ -145,6 +145,8 @@ impl Scheduler<'_> {
             .iter()
             .zip(&pages)
             .map(|(w, pages)| Span {
+                positions: None,
+                capture: 0,
                 pages,
                 start: w.start,
                 tokens: &self.running[w.sequence].tokens[w.start..w.end],
@@ -344,6 +346,7 @@ fn next_token(
     clock: &Clock,
     out: &mut Emitter,
 ) -> Option<FinishReason> {
+    let margin = Some(decode::margin(logits));
     let token = sequence.sampler.choose(logits, &sequence.tokens);
     let index = sequence.output().len() as u64;
     sequence.tokens.push(token);
@@ -351,7 +354,7 @@ fn next_token(
     let piece = if stop { String::new() } else { sequence.stream.push(token) };
     sequence.text.push_str(&piece);
     let (lane, request) = (Some(sequence.submission.lane), Some(sequence.request));
-    out.emit(clock.now(), lane, request, Body::Token { token, text: piece, index });
+    out.emit(clock.now(), lane, request, Body::Token { token, text: piece, index, margin });
     if stop {
         Some(FinishReason::Stop)
     } else if index + 1 >= sequence.submission.max_output_tokens {

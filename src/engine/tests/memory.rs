@@ -73,12 +73,31 @@ impl Short {
             let state = to.map(|to| StateFlow { from: None, to, revocable: false });
             let (pages, tokens) = ([PageId(page)], vec![1_000_000 + page; page_tokens]);
             let logits = LogitRows::None;
-            self.inner.forward(&[Span { pages: &pages, start: 0, tokens: &tokens, state, logits }]).unwrap();
+            self.inner
+                .forward(&[Span {
+                    positions: None,
+                    capture: 0,
+                    pages: &pages,
+                    start: 0,
+                    tokens: &tokens,
+                    state,
+                    logits,
+                }])
+                .unwrap();
         }
     }
 }
 
 impl Executor for Short {
+    fn key_weights(
+        &mut self,
+        pages: &[PageId],
+        window: std::ops::Range<usize>,
+        queries: &crate::device::Queries,
+    ) -> Result<crate::device::KeyWeights, DeviceError> {
+        self.inner.key_weights(pages, window, queries)
+    }
+
     fn facts(&self) -> &ExecutorFacts {
         self.inner.facts()
     }

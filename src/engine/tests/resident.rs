@@ -63,8 +63,15 @@ fn recomputed(executor: &mut dyn Executor, tokens: &[u32]) -> Vec<([u8; 32], [u8
     for (index, block) in tokens.chunks_exact(BLOCK).enumerate() {
         let from = (index > 0).then_some(slot);
         let state = Some(StateFlow { from, to: slot, revocable: false });
-        let span =
-            Span { pages: &pages, start: index * BLOCK, tokens: block, state, logits: LogitRows::None };
+        let span = Span {
+            positions: None,
+            capture: 0,
+            pages: &pages,
+            start: index * BLOCK,
+            tokens: block,
+            state,
+            logits: LogitRows::None,
+        };
         executor.forward(&[span]).unwrap();
         digests.push((executor.page_digest(pages[index], BLOCK), executor.slot_digest(slot)));
     }

@@ -273,7 +273,7 @@ fn conditions_hold_for_what_was_observed_and_not_for_what_was_not() {
     ] {
         assert_eq!(told.observes(condition).as_deref(), observed, "{condition}");
     }
-    told.say(Body::Token { token: 1, text: "x".into(), index: 0 });
+    told.say(Body::Token { token: 1, text: "x".into(), index: 0, margin: None });
     assert_eq!(told.observes("ttft>=0").as_deref(), Some("ttft 0 s"));
     told.side(0, 7);
     assert_eq!(told.observes("cliff"), None);

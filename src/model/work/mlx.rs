@@ -32,7 +32,15 @@ fn forward(
     let from = (start > 0).then_some(SlotId(0));
     let flow = StateFlow { from, to: SlotId(0), revocable: false };
     let state = (executor.facts().slot_bytes > 0).then_some(flow);
-    let span = Span { pages: &pages, start, tokens: &tokens[start..end], state, logits };
+    let span = Span {
+        positions: None,
+        capture: 0,
+        pages: &pages,
+        start,
+        tokens: &tokens[start..end],
+        state,
+        logits,
+    };
     executor.forward(&[span]).map(|forward| forward.logits)
 }
 

@@ -456,7 +456,7 @@ fn overrides(request: &mut Object) -> Checked<RequestOverrides> {
         Some(set) => set.object(&["cache"])?.optional("cache").map(Field::truth).transpose()?,
         None => None,
     };
-    Ok(RequestOverrides { max_output_tokens, sampling, cache })
+    Ok(RequestOverrides { max_output_tokens, sampling, cache, ..RequestOverrides::default() })
 }
 
 fn sampling(field: Field) -> Checked<SamplingOverride> {

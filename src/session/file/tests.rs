@@ -400,10 +400,13 @@ struct Draft {
 }
 
 fn drafts() -> impl Strategy<Value = Vec<Draft>> {
-    let overrides =
-        (proptest::option::of(1u64..1 << 40), sampling(), proptest::option::of(any::<bool>())).prop_map(
-            |(max_output_tokens, sampling, cache)| RequestOverrides { max_output_tokens, sampling, cache },
-        );
+    let overrides = (proptest::option::of(1u64..1 << 40), sampling(), proptest::option::of(any::<bool>()))
+        .prop_map(|(max_output_tokens, sampling, cache)| RequestOverrides {
+            max_output_tokens,
+            sampling,
+            cache,
+            ..Default::default()
+        });
     let reply = proptest::option::of((any::<String>(), proptest::collection::vec(json_object(), 0..3)));
     let draft = (
         (proptest::bool::weighted(0.3), 0u8..10),

@@ -150,7 +150,7 @@ fn describe(body: &Body) -> (&'static str, String) {
         Body::Prefilled { computed_tokens, took } => {
             ("prefilled", format!("{} tokens in {}", thousands(*computed_tokens), duration(Some(*took))))
         }
-        Body::Token { token, text, index } => ("token", format!("{index}: {token} \"{}\"", safe(text))),
+        Body::Token { token, text, index, .. } => ("token", format!("{index}: {token} \"{}\"", safe(text))),
         Body::Decoded { reason, output_tokens, took, text, .. } => (
             "decoded",
             format!(
@@ -215,6 +215,23 @@ fn describe(body: &Body) -> (&'static str, String) {
         Body::BreakpointsSet { conditions } => ("breakpoints_set", safe(&conditions.join(", "))),
         Body::BreakpointHit { condition, observed } => {
             ("breakpoint_hit", format!("{}: {}", safe(condition), safe(observed)))
+        }
+        Body::SparseAdmitted(admission) => (
+            "sparse_admitted",
+            format!("{:?}, to score {}", admission.verdict, thousands(admission.to_score_tokens)),
+        ),
+        Body::ScoringProgress { done, total } => {
+            ("scoring_progress", format!("{} of {}", thousands(*done), thousands(*total)))
+        }
+        Body::Scored(scored) => (
+            "scored",
+            format!("{} of {} kept", thousands(scored.selected_tokens), thousands(scored.scored_tokens)),
+        ),
+        Body::SparseFellBack { message } => ("sparse_fell_back", safe(message)),
+        Body::ReplyLogits { logits } => ("reply_logits", format!("{}", logits.0.len())),
+        Body::Rescored(rescored) => ("rescored", format!("{} kept", thousands(rescored.selected_tokens))),
+        Body::SpecPrefillSet { enabled, keep, threshold } => {
+            ("specprefill_set", format!("{enabled:?} {keep:?} {threshold:?}"))
         }
         Body::Previewed(preview) => ("previewed", format!("prompt {}", thousands(preview.prompt_tokens))),
         Body::StalePage { count } => ("stale_page", format!("{} so far", thousands(*count))),

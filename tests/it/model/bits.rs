@@ -74,7 +74,15 @@ pub(super) fn run(executor: &mut dyn Executor, tokens: &[u32], chunks: &[usize],
     while start < tokens.len() {
         let end = tokens.len().min(start + sizes.next().unwrap());
         let state = flow(executor, (start > 0).then_some(0), 0, false);
-        let span = Span { pages: &pages, start, tokens: &tokens[start..end], state, logits: LogitRows::All };
+        let span = Span {
+            positions: None,
+            capture: 0,
+            pages: &pages,
+            start,
+            tokens: &tokens[start..end],
+            state,
+            logits: LogitRows::All,
+        };
         logits.extend(bits(&executor.forward(&[span]).unwrap().logits));
         start = end;
     }
@@ -90,12 +98,28 @@ pub(super) fn run_beside(executor: &mut dyn Executor, tokens: &[u32], size: usiz
         let start = round * size;
         // From slot to slot and back, as if a snapshot were taken after every chunk.
         let state = flow(executor, (round > 0).then_some(1 - round as u32 % 2), round as u32 % 2, false);
-        let mine = Span { pages: &pages, start, tokens: chunk, state, logits: LogitRows::All };
+        let mine = Span {
+            positions: None,
+            capture: 0,
+            pages: &pages,
+            start,
+            tokens: chunk,
+            state,
+            logits: LogitRows::All,
+        };
         // The neighbour goes first and moves at its own pace.
         let at = round * 5 % other.len();
         let state = flow(executor, (at > 0).then_some(2), 2, false);
         let tokens = &other[at..(at + 5).min(other.len())];
-        let neighbour = Span { pages: &other_pages, start: at, tokens, state, logits: LogitRows::Last };
+        let neighbour = Span {
+            positions: None,
+            capture: 0,
+            pages: &other_pages,
+            start: at,
+            tokens,
+            state,
+            logits: LogitRows::Last,
+        };
         let out = executor.forward(&[neighbour, mine]).unwrap().logits;
         logits.extend(bits(&out[vocab..]));
     }
@@ -115,7 +139,15 @@ pub(super) fn run_restored(executor: &mut dyn Executor, tokens: &[u32], boundary
     }
     let state = flow(executor, Some(0), 3, false);
     let rest = &tokens[boundary..];
-    let span = Span { pages: &mixed, start: boundary, tokens: rest, state, logits: LogitRows::All };
+    let span = Span {
+        positions: None,
+        capture: 0,
+        pages: &mixed,
+        start: boundary,
+        tokens: rest,
+        state,
+        logits: LogitRows::All,
+    };
     let rest = executor.forward(&[span]).unwrap().logits;
     assert_eq!(executor.slot_digest(SlotId(0)), snapshot, "the snapshot changed");
     let kept = boundary * executor.facts().vocab;
@@ -139,7 +171,15 @@ pub(super) fn run_drafted(
         drafted.extend((0..*wrong).map(|i| (tokens[0] + 1 + i as u32) % vocab as u32));
         if !drafted.is_empty() {
             let state = flow(executor, (start > 0).then_some(slot), 1 - slot, true);
-            let span = Span { pages: &pages, start, tokens: &drafted, state, logits: LogitRows::All };
+            let span = Span {
+                positions: None,
+                capture: 0,
+                pages: &pages,
+                start,
+                tokens: &drafted,
+                state,
+                logits: LogitRows::All,
+            };
             logits.extend(bits(&executor.forward(&[span]).unwrap().logits[..right * vocab]));
             if let Some(flow) = state.filter(|_| *wrong > 0) {
                 executor.rewind(flow, right).unwrap();
@@ -150,8 +190,15 @@ pub(super) fn run_drafted(
         let end = tokens.len().min(start + plain);
         if start < end {
             let state = flow(executor, (start > 0).then_some(slot), slot, false);
-            let span =
-                Span { pages: &pages, start, tokens: &tokens[start..end], state, logits: LogitRows::All };
+            let span = Span {
+                positions: None,
+                capture: 0,
+                pages: &pages,
+                start,
+                tokens: &tokens[start..end],
+                state,
+                logits: LogitRows::All,
+            };
             logits.extend(bits(&executor.forward(&[span]).unwrap().logits));
             start = end;
         }

@@ -132,7 +132,7 @@ fn with_loop<F: Future<Output = ()> + 'static>(script: impl FnOnce(Running) -> F
 }
 
 fn token(seq: u64, text: &str) -> Event {
-    let body = Body::Token { token: 1, text: text.to_owned(), index: seq };
+    let body = Body::Token { token: 1, text: text.to_owned(), index: seq, margin: None };
     Event { seq, at: Stamp(seq), lane: Some(LaneId(0)), request: Some(RequestId(1)), body }
 }
 

@@ -67,6 +67,7 @@ impl Run {
                 session: "tools-change".into(),
                 session_requests: 12,
                 replay_mode: "recorded".into(),
+                specprefill: None,
                 session_settings: Vec::new(),
             })),
         );
@@ -130,7 +131,7 @@ impl Run {
 
     pub fn token(&mut self, turn: &Turn, index: u64, text: &str) {
         self.now += 22_000_000;
-        let body = Body::Token { token: 1_000 + index as u32, text: text.into(), index };
+        let body = Body::Token { token: 1_000 + index as u32, text: text.into(), index, margin: None };
         self.say(Some(turn.lane), Some(turn.request), body);
     }
 
