@@ -17,6 +17,7 @@ pub mod chain;
 pub mod index;
 pub mod lookup;
 pub mod pool;
+pub mod recurrent;
 pub mod restore;
 pub mod served;
 pub mod tier;

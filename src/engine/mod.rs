@@ -7,7 +7,6 @@ mod emitter;
 mod fault;
 mod host;
 mod lane;
-mod recurrent;
 mod scheduler;
 mod sequence;
 mod watch;
@@ -226,7 +225,7 @@ fn serve(
     out: &mut Emitter,
     commands: &mpsc::Receiver<Command>,
 ) -> Result<(), StartError> {
-    let Loaded { executor, text } = load()?;
+    let Loaded { executor, text, scorer: _ } = load()?;
     let facts = executor.facts().clone();
     let clock = Clock::start(config.replay.clock, facts.identity == Identity::Simulated);
     let budget = Budget {

@@ -17,9 +17,9 @@ use sha2::{Digest, Sha256};
 
 use super::clock::Clock;
 use super::emitter::Emitter;
-use super::recurrent::RecurrentState;
 use super::sequence::{Ended, Sequence, Stage, Submission};
 use crate::cache::boundary::Boundaries;
+use crate::cache::recurrent::RecurrentState;
 use crate::cache::restore::Decode;
 use crate::cache::served::Served;
 use crate::cache::{Cache, CacheFull, StaleState};

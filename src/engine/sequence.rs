@@ -1,7 +1,7 @@
 //! One request on its way through the engine.
 
-use super::recurrent::RecurrentState;
 use crate::cache::pool::PageRef;
+use crate::cache::recurrent::RecurrentState;
 use crate::cache::served::Predecessor;
 use crate::decode::{Sampler, Sampling};
 use crate::event::{

@@ -58,6 +58,7 @@ fn loaded(config: &Config) -> Loaded {
     Loaded {
         executor: Box::new(Sim::new(&config.sim, config.cache.block_tokens)),
         text: TextCodec::synthetic(Sim::VOCAB as u32),
+        scorer: None,
     }
 }
 
@@ -400,7 +401,7 @@ impl Ground {
 
     fn run_on<T>(
         &self,
-        Loaded { executor, text }: Loaded,
+        Loaded { executor, text, .. }: Loaded,
         work: impl FnOnce(&mut Scheduler<'_>, &mut Clock, &mut Emitter) -> T,
     ) -> (T, Vec<Event>) {
         let identity = cache_identity(executor.facts(), &text);

@@ -93,6 +93,18 @@ pub struct Loaded {
     pub executor: Box<dyn Executor>,
     /// Tokenizer and template.
     pub text: text::TextCodec,
+    /// The model that scores for sparse prefill; `None` where there is none.
+    pub scorer: Option<LoadedScorer>,
+}
+
+/// A scorer ready to run: its tokenizer is the target's.
+pub struct LoadedScorer {
+    /// The model on its device; another resident one than the target, with pages and slots of its own.
+    pub executor: Box<dyn Executor>,
+    /// Display name: `talus`, `scarp, layers 0-3`.
+    pub name: String,
+    /// Whether its logits mean something, so that it can decode to look ahead. A target's first layers cannot.
+    pub decodes: bool,
 }
 
 /// Loads the configured model onto the configured device (`model.path`, `model.device`, `model.precision`,
@@ -105,6 +117,7 @@ pub fn load(config: &Config) -> Result<Loaded, ModelError> {
                 config.cache.block_tokens_for(config.sim.snapshot_bytes > 0),
             )),
             text: text::TextCodec::synthetic(Sim::VOCAB as u32),
+            scorer: None,
         }),
         DeviceKind::Cpu => {
             let precision = config.model.precision.on_cpu();
@@ -153,7 +166,7 @@ fn load_onto<D: Device + 'static>(
         let page_tokens = config.cache.block_tokens_for(shape.states().is_some());
         let executor = Resident::load(device, source.checkpoint(), shape, source.name(), page_tokens)?;
         let text = text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        Ok(Loaded { executor: Box::new(executor), text })
+        Ok(Loaded { executor: Box::new(executor), text, scorer: None })
     })
 }
 

@@ -11,13 +11,13 @@ use super::{Refused, Scheduler, StepOutcome};
 use crate::cache::chain::BlockHash;
 use crate::cache::lookup::{Choice, End, Found, Home};
 use crate::cache::pool::SlotRef;
+use crate::cache::recurrent::RecurrentState;
 use crate::cache::restore::{self, Before, Prompt};
 use crate::cache::served::Predecessor;
 use crate::cache::tier::{Part, ReadFailure, Wanted};
 use crate::device::DeviceError;
 use crate::engine::clock::Clock;
 use crate::engine::emitter::Emitter;
-use crate::engine::recurrent::RecurrentState;
 use crate::engine::sequence::{Stage, Submission};
 use crate::event::{Body, Cause, Nanos, Phase, Restore, Route, Source, SsdRead, Stamp};
 

@@ -5,11 +5,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::Scheduler;
 use crate::cache::Captured;
 use crate::cache::chain::BlockHash;
+use crate::cache::recurrent::RecurrentState;
 use crate::cache::tier::{Note, Offer, Origin, Part, Place, Region, TierFault};
 use crate::engine::clock::Clock;
 use crate::engine::emitter::Emitter;
 use crate::engine::fault::Fault;
-use crate::engine::recurrent::RecurrentState;
 use crate::engine::sequence::Sequence;
 use crate::event::{Body, LaneId, RequestId, Route, Stamp, TierReading, TierStored, TierTrouble};
 

@@ -57,9 +57,9 @@ pub(super) struct Short {
 }
 
 impl Short {
-    pub(super) fn around(Loaded { executor, text }: Loaded, want: Want) -> Loaded {
+    pub(super) fn around(Loaded { executor, text, scorer }: Loaded, want: Want) -> Loaded {
         let short = Short { inner: executor, want, reserved: (0, 0), forwards: 0 };
-        Loaded { executor: Box::new(short), text }
+        Loaded { executor: Box::new(short), text, scorer }
     }
 }
 

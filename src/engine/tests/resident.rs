@@ -131,10 +131,10 @@ impl Seen {
 
 /// Plays what `steps` says with a cache, several sequences at once, against one at a time in one chunk without.
 fn compare(model: Fixture, ground: &Ground, steps: &[Step], seen: &mut Seen) {
-    let Loaded { executor, text } = model.load();
+    let Loaded { executor, text, scorer } = model.load();
     let vocab = executor.facts().vocab as u32;
     let script = |use_cache| Script { steps, use_cache, vocab, longest: LONGEST };
-    let (held, cached) = ground.run_on(Loaded { executor, text }, |scheduler, clock, out| {
+    let (held, cached) = ground.run_on(Loaded { executor, text, scorer }, |scheduler, clock, out| {
         script(true).play(ground, scheduler, clock, out);
         held_state(scheduler)
     });

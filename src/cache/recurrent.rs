@@ -3,16 +3,16 @@
 //! State moves by being written elsewhere. A span that ends at a boundary to be captured writes a fresh slot, which is
 //! from then on a snapshot; the next span reads that slot and writes the live one. No pass of its own is needed for it.
 
-use crate::cache::boundary::Boundaries;
-use crate::cache::chain::BlockHash;
-use crate::cache::pool::SlotRef;
-use crate::cache::{Cache, CacheFull, Captured, StaleState};
+use super::boundary::Boundaries;
+use super::chain::BlockHash;
+use super::pool::SlotRef;
+use super::{Cache, CacheFull, Captured, StaleState};
 use crate::device::StateFlow;
 use crate::event::{RequestId, Stamp};
 
 /// Slots a sequence holds, and where its state is among them.
 #[derive(Debug)]
-pub(super) struct RecurrentState {
+pub struct RecurrentState {
     boundaries: Boundaries,
     live: SlotRef,
     /// The slot with the state after the tokens computed so far; `None` before the first.
@@ -27,7 +27,7 @@ pub(super) struct RecurrentState {
 
 impl RecurrentState {
     /// The state of a sequence that starts from a snapshot at a block's end, or from nothing.
-    pub(super) fn start(
+    pub fn start(
         cache: &mut Cache,
         boundaries: Boundaries,
         snapshot: Option<(BlockHash, SlotRef)>,
@@ -49,18 +49,18 @@ impl RecurrentState {
     }
 
     /// Gets a slot for a snapshot that is to be read, if there is room for one.
-    pub(super) fn prepare_load(&mut self, request: RequestId, cache: &mut Cache, now: Stamp) {
+    pub fn prepare_load(&mut self, request: RequestId, cache: &mut Cache, now: Stamp) {
         self.fresh = cache.allocate_snapshot(request, now);
     }
 
     /// The slot that a snapshot is to be read into: the one prepared, or the live one.
-    pub(super) fn load_target(&self) -> SlotRef {
+    pub fn load_target(&self) -> SlotRef {
         self.fresh.unwrap_or(self.live)
     }
 
     /// Takes note that the snapshot of the block named `hash` has been read. The sequence starts from it, and a slot that was prepared for it
     /// is that block's from now on.
-    pub(super) fn loaded(&mut self, hash: &BlockHash, cache: &mut Cache) {
+    pub fn loaded(&mut self, hash: &BlockHash, cache: &mut Cache) {
         self.at = Some(self.load_target());
         self.restored = self.fresh.take();
         if let Some(slot) = self.restored {
@@ -69,12 +69,12 @@ impl RecurrentState {
     }
 
     /// Where the prefill chunk that starts at `position` must end at the latest.
-    pub(super) fn next_stop(&self, position: usize) -> Option<usize> {
+    pub fn next_stop(&self, position: usize) -> Option<usize> {
         self.boundaries.next_in_prompt(position)
     }
 
     /// Gets a slot for the capture at `end`, if there is to be one and room for it.
-    pub(super) fn prepare(&mut self, end: usize, request: RequestId, cache: &mut Cache, now: Stamp) {
+    pub fn prepare(&mut self, end: usize, request: RequestId, cache: &mut Cache, now: Stamp) {
         if !self.boundaries.captures(end) || self.fresh.is_some() {
             return;
         }
@@ -98,14 +98,14 @@ impl RecurrentState {
     }
 
     /// Gives the slot for the next capture back, which nothing has been written to.
-    pub(super) fn give_back_fresh(&mut self, cache: &mut Cache) {
+    pub fn give_back_fresh(&mut self, cache: &mut Cache) {
         if let Some(slot) = self.fresh.take() {
             cache.release_snapshot(slot);
         }
     }
 
     /// Fails when a slot that the next span reads or writes is not the sequence's any more.
-    pub(super) fn check(&self, cache: &Cache) -> Result<(), StaleState> {
+    pub fn check(&self, cache: &Cache) -> Result<(), StaleState> {
         [Some(self.live), self.at, self.fresh]
             .into_iter()
             .flatten()
@@ -113,7 +113,7 @@ impl RecurrentState {
     }
 
     /// The flow of the span that ends at `end`.
-    pub(super) fn flow(&self, end: usize) -> StateFlow {
+    pub fn flow(&self, end: usize) -> StateFlow {
         StateFlow { from: self.at.map(SlotRef::id), to: self.target(end).id(), revocable: false }
     }
 
@@ -122,7 +122,7 @@ impl RecurrentState {
     }
 
     /// Takes note that the span which ends at `end` has been computed.
-    pub(super) fn advance(&mut self, end: usize, cache: &mut Cache) {
+    pub fn advance(&mut self, end: usize, cache: &mut Cache) {
         self.at = Some(self.target(end));
         if let Some(restored) = self.restored.take() {
             cache.release_snapshot(restored);
@@ -147,17 +147,17 @@ impl RecurrentState {
     }
 
     /// What was captured and not given up since.
-    pub(super) fn captured(&self) -> &[Captured] {
+    pub fn captured(&self) -> &[Captured] {
         &self.captured
     }
 
     /// Boundaries that were to be captured and are not.
-    pub(super) fn not_taken(&self) -> u64 {
+    pub fn not_taken(&self) -> u64 {
         self.not_taken
     }
 
     /// Gives every slot back.
-    pub(super) fn release(self, cache: &mut Cache) {
+    pub fn release(self, cache: &mut Cache) {
         let captured = self.captured.iter().map(|captured| captured.slot);
         for slot in captured.chain(self.restored).chain(self.fresh) {
             cache.release_snapshot(slot);
@@ -167,7 +167,7 @@ impl RecurrentState {
 
     /// Slots the next span reads or writes.
     #[cfg(test)]
-    pub(super) fn slots(&self) -> Vec<SlotRef> {
+    pub fn slots(&self) -> Vec<SlotRef> {
         [Some(self.live), self.at].into_iter().flatten().collect()
     }
 }
