@@ -1,6 +1,8 @@
 //! Prefill: how the uncached suffix is cut into chunks.
 //!
-//! Only the dense route exists so far; the sparse one (SpecPrefill) will decide here which tokens are computed at all.
+//! The dense route is here; [`sparse`] has the rules of the sparse one, by which most tokens are not computed at all.
+
+pub mod sparse;
 
 use std::ops::Range;
 
