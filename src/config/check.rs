@@ -1,12 +1,12 @@
 //! Values that have the right type and make no sense.
 
-use super::{Config, DeviceKind, IdleConfig, MlxConfig, PrecisionSetting};
+use super::{Config, DeviceKind, IdleConfig, MlxConfig, PrecisionSetting, SparseOverride, SpecPrefillConfig};
 
 /// A value that is refused.
 #[derive(Debug, PartialEq)]
 pub(super) struct Refused {
     /// Its key, `section.key`.
-    pub(super) key: &'static str,
+    pub(super) key: String,
     /// The value.
     pub(super) value: String,
     /// What is allowed.
@@ -15,7 +15,7 @@ pub(super) struct Refused {
 
 /// Checks every value by itself, then those that must fit together.
 pub(super) fn check(config: &Config) -> Result<(), Refused> {
-    let Config { model, cache, specprefill: _, scheduler, replay, sampling, sim, mlx, ui } = config;
+    let Config { model, cache, specprefill, policy, scheduler, replay, sampling, sim, mlx, ui } = config;
     require(
         model.device.kind() != DeviceKind::Mlx || model.precision != PrecisionSetting::Int8,
         "model.precision",
@@ -32,6 +32,10 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
         cache.ssd_wait_s,
         "seconds from 0 to 3600",
     )?;
+    check_specprefill(specprefill)?;
+    for (name, says) in policy.names().filter_map(|name| Some((name, policy.get(name)?))) {
+        check_sparse(&format!("policy.{name}"), says)?;
+    }
     whole("scheduler.max_sequences", scheduler.max_sequences, 1, 1024)?;
     whole("scheduler.chunk_tokens", scheduler.chunk_tokens, 1, 65_536)?;
     if let IdleConfig::Seconds(seconds) = replay.idle {
@@ -72,6 +76,31 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
     check_ram(config)
 }
 
+fn check_specprefill(specprefill: &SpecPrefillConfig) -> Result<(), Refused> {
+    check_sparse("specprefill", specprefill.says())?;
+    whole("specprefill.lookahead", specprefill.lookahead, 1, 256)?;
+    require(
+        (1..=1023).contains(&specprefill.pool) && specprefill.pool % 2 == 1,
+        "specprefill.pool",
+        specprefill.pool,
+        "an odd number from 1 to 1023",
+    )?;
+    whole("specprefill.unit", specprefill.unit, 1, 8192)?;
+    whole("specprefill.tail_tokens", specprefill.tail_tokens, 0, 1 << 24)
+}
+
+/// What a request may set too, in `section`.
+fn check_sparse(section: &str, says: SparseOverride) -> Result<(), Refused> {
+    if let Some(keep) = says.keep {
+        require(keep > 0.0 && keep <= 1.0, &format!("{section}.keep"), keep, "a fraction above 0, up to 1")?;
+    }
+    if let Some(threshold) = says.threshold {
+        let threshold = usize::try_from(threshold).unwrap_or(usize::MAX);
+        whole(&format!("{section}.threshold"), threshold, 0, 1 << 24)?;
+    }
+    Ok(())
+}
+
 /// A limit below what any model takes is a missing unit: `memory_limit = 48`.
 fn check_mlx(mlx: &MlxConfig) -> Result<(), Refused> {
     if let Some(limit) = mlx.memory_limit {
@@ -101,19 +130,23 @@ fn check_ram(config: &Config) -> Result<(), Refused> {
     require(config.cache.ram_bytes >= block + slots, "cache.ram_bytes", config.cache.ram_bytes, &allowed)
 }
 
-fn require(holds: bool, key: &'static str, value: impl ToString, allowed: &str) -> Result<(), Refused> {
-    if holds { Ok(()) } else { Err(Refused { key, value: value.to_string(), allowed: allowed.into() }) }
+fn require(holds: bool, key: &str, value: impl ToString, allowed: &str) -> Result<(), Refused> {
+    if holds {
+        Ok(())
+    } else {
+        Err(Refused { key: key.to_owned(), value: value.to_string(), allowed: allowed.into() })
+    }
 }
 
-fn whole(key: &'static str, value: usize, least: usize, most: usize) -> Result<(), Refused> {
+fn whole(key: &str, value: usize, least: usize, most: usize) -> Result<(), Refused> {
     require((least..=most).contains(&value), key, value, &format!("{least} to {most}"))
 }
 
-fn block_size(key: &'static str, tokens: usize, least: usize) -> Result<(), Refused> {
+fn block_size(key: &str, tokens: usize, least: usize) -> Result<(), Refused> {
     let fits = (least..=8192).contains(&tokens) && tokens.is_multiple_of(64);
     require(fits, key, tokens, &format!("a multiple of 64 from {least} to 8192"))
 }
 
-fn not_negative(key: &'static str, value: f64) -> Result<(), Refused> {
+fn not_negative(key: &str, value: f64) -> Result<(), Refused> {
     require(value.is_finite() && value >= 0.0, key, value, "a finite number, 0 or more")
 }

@@ -88,22 +88,19 @@ pub fn load_over(
     }
     settings.extend_from_slice(overrides);
     let mut table = Table::new();
-    for setting in &mut settings {
-        let Some((section, name)) = setting.key.split_once('.').filter(|_| known.contains(&setting.key))
-        else {
+    for setting in &settings {
+        if !is_known(setting, &known) {
             return Err(unknown_key(setting.origin.clone(), &setting.key, &known));
-        };
+        }
         // Each setting is tried by itself, so that a value of the wrong type is told with its own place.
-        if let Err(error) = alone(section, name, &setting.value) {
+        if let Err(error) = alone(&setting.key, &setting.value) {
             return Err(ConfigError {
                 origin: setting.origin.clone(),
                 problem: format!("`{}`: {}", setting.key, error.message().trim_end()),
                 remedy: default_of(&setting.key),
             });
         }
-        if let Value::Table(section) = table.entry(section).or_insert_with(|| Value::Table(Table::new())) {
-            section.insert(name.to_owned(), setting.value.clone());
-        }
+        put(&mut table, &setting.key, setting.value.clone());
     }
     let config: Config = table.try_into().map_err(|error: toml::de::Error| ConfigError {
         origin: "the configuration".to_owned(),
@@ -115,7 +112,7 @@ pub fn load_over(
         ConfigError {
             origin: set_by.map_or("the default", |setting| &setting.origin).to_owned(),
             problem: format!("`{key}` is {value}, which is out of range"),
-            remedy: format!("allowed is {allowed}; {}", default_of(key)),
+            remedy: format!("allowed is {allowed}; {}", default_of(&key)),
         }
     })?;
     Ok(config)
@@ -125,36 +122,56 @@ impl Config {
     /// Whether `key` has `value` here.
     pub fn has(&self, key: &str, value: &Value) -> bool {
         let held = |config: &Config| {
-            serde_json::to_value(config).ok()?.get(section_of(key))?.get(name_of(key)).cloned()
+            let all = serde_json::to_value(config).ok()?;
+            key.split('.').try_fold(&all, |value, part| value.get(part)).cloned()
         };
         // Read as a configuration first: one value may be written in several ways.
-        let wanted = alone(section_of(key), name_of(key), value).ok();
+        let wanted = alone(key, value).ok();
         wanted.and_then(|wanted| held(&wanted)).is_some_and(|wanted| held(self) == Some(wanted))
     }
 }
 
 /// The defaults with one key set.
-fn alone(section: &str, name: &str, value: &Value) -> Result<Config, toml::de::Error> {
-    let inner = Table::from_iter([(name.to_owned(), value.clone())]);
-    Table::from_iter([(section.to_owned(), Value::Table(inner))]).try_into()
+fn alone(key: &str, value: &Value) -> Result<Config, toml::de::Error> {
+    let mut table = Table::new();
+    put(&mut table, key, value.clone());
+    table.try_into()
+}
+
+/// Sets `key` in `table`, in the sections it names. An empty section leaves one that has keys as it is.
+fn put(table: &mut Table, key: &str, value: Value) {
+    match key.split_once('.') {
+        Some((section, rest)) => {
+            if let Value::Table(inner) = table.entry(section).or_insert_with(|| Value::Table(Table::new())) {
+                put(inner, rest, value);
+            }
+        }
+        None if value.is_table() && table.contains_key(key) => {}
+        None => {
+            table.insert(key.to_owned(), value);
+        }
+    }
 }
 
 fn default_of(key: &str) -> String {
-    let value = key.split_once('.').and_then(|(section, name)| {
-        let defaults = Table::try_from(Config::default()).ok()?;
-        Some(defaults.get(section)?.get(name)?.to_string())
-    });
+    let defaults = Table::try_from(Config::default()).map(Value::Table).ok();
+    let value = defaults.as_ref().and_then(|all| key.split('.').try_fold(all, |value, part| value.get(part)));
     match value {
         Some(value) => format!("the default is `{value}`"),
         None => "leave it out for the default".to_owned(),
     }
 }
 
-/// Every key, as `section.key`, in order. JSON has a null, so keys whose default is absent are among them.
+/// The section that there is one of for every transport, in a list of keys.
+const EVERY_TRANSPORT: &str = "policy.NAME";
+
+/// Every key, as `section.key`, in order; those of transports once, as of [`EVERY_TRANSPORT`]. JSON has a null, so keys whose default is absent are among
+/// them.
 fn known_keys() -> Vec<String> {
     let sections = serde_json::to_value(Config::default()).unwrap_or_default();
-    let mut keys = Vec::new();
-    for (section, names) in sections.as_object().into_iter().flatten() {
+    let mut keys: Vec<String> =
+        ["enabled", "keep", "threshold"].map(|name| format!("{EVERY_TRANSPORT}.{name}")).into();
+    for (section, names) in sections.as_object().into_iter().flatten().filter(|(name, _)| *name != "policy") {
         for (name, _) in names.as_object().into_iter().flatten() {
             keys.push(format!("{section}.{name}"));
         }
@@ -163,17 +180,36 @@ fn known_keys() -> Vec<String> {
     keys
 }
 
+/// `key` as the known keys have it.
+fn listed(key: &str) -> String {
+    match key.strip_prefix("policy.").and_then(|rest| rest.split_once('.')) {
+        Some((_, name)) => format!("{EVERY_TRANSPORT}.{name}"),
+        None => key.to_owned(),
+    }
+}
+
+/// Whether a setting's key is one. A section of a transport may be empty, and is then a setting by itself.
+fn is_known(setting: &Override, known: &[String]) -> bool {
+    let is_empty_section = || matches!(&setting.value, Value::Table(keys) if keys.is_empty());
+    known.contains(&listed(&setting.key)) || (section_of(&setting.key) == "policy" && is_empty_section())
+}
+
 fn section_of(key: &str) -> &str {
-    key.split_once('.').map_or("", |(section, _)| section)
+    key.rsplit_once('.').map_or("", |(section, _)| section)
 }
 
 fn name_of(key: &str) -> &str {
-    key.split_once('.').map_or(key, |(_, name)| name)
+    key.rsplit_once('.').map_or(key, |(_, name)| name)
 }
 
 fn unknown_key(origin: String, key: &str, known: &[String]) -> ConfigError {
+    let transport = key.strip_prefix("policy.").and_then(|rest| rest.split_once('.')).map(|(name, _)| name);
+    // Those of the transport that was named, if one was.
+    let known: Vec<String> =
+        known.iter().map(|key| transport.map_or(key.clone(), |name| key.replace("NAME", name))).collect();
     let all = || known.iter().map(String::as_str);
-    let siblings: Vec<_> = all().filter(|known| section_of(known) == section_of(key)).collect();
+    let section = if key.starts_with("policy.") { "policy" } else { section_of(key) };
+    let siblings: Vec<_> = all().filter(|known| known.split('.').next() == Some(section)).collect();
     let meant = |among: &[&'_ str]| {
         let name = nearest(name_of(key), among.iter().map(|known| name_of(known)))?;
         among.iter().find(|known| name_of(known) == name).map(|known| format!("did you mean `{known}`?"))
@@ -202,19 +238,31 @@ fn read_file(path: &Path, known: &[String]) -> Result<Vec<Override>, ConfigError
     let values: Table = toml::from_str(&text).map_err(syntax)?;
     let spanned = DeTable::parse(&text).map_err(syntax)?;
     let mut settings = Vec::new();
+    let mut sections = Vec::new();
     for (section, keys) in spanned.get_ref() {
         let at = at_line(Some(section.span().start));
         let section: &str = section.get_ref();
-        let known_section = known.iter().any(|key| section_of(key) == section);
-        let Some(keys) = keys.get_ref().as_table().filter(|_| known_section) else {
-            return Err(not_a_section(at, section, known_section, known));
-        };
-        for name in keys.keys() {
+        let known_section = known.iter().any(|key| key.split('.').next() == Some(section));
+        match keys.get_ref().as_table().filter(|_| known_section) {
+            Some(keys) => sections.push((section.to_owned(), keys)),
+            None => return Err(not_a_section(at, section, known_section, known)),
+        }
+    }
+    while let Some((section, keys)) = sections.pop() {
+        for (name, inner) in keys {
             let start = name.span().start;
-            let name: &str = name.get_ref();
-            let key = format!("{section}.{name}");
-            if let Some(value) = values.get(section).and_then(|section| section.get(name)) {
-                settings.push((start, Override { origin: at_line(Some(start)), key, value: value.clone() }));
+            let key = format!("{section}.{}", name.get_ref());
+            match inner.get_ref().as_table() {
+                // A transport's own section.
+                Some(keys) if section == "policy" && !keys.is_empty() => sections.push((key, keys)),
+                _ => {
+                    let value =
+                        section.split('.').try_fold(&values, |table, part| table.get(part)?.as_table());
+                    if let Some(value) = value.and_then(|table| table.get(&**name.get_ref())) {
+                        let origin = at_line(Some(start));
+                        settings.push((start, Override { origin, key, value: value.clone() }));
+                    }
+                }
             }
         }
     }
@@ -227,7 +275,7 @@ fn not_a_section(origin: String, name: &str, known_section: bool, known: &[Strin
         let remedy = format!("write `[{name}]` on a line of its own, its keys below");
         return ConfigError { origin, problem: format!("`{name}` is a section"), remedy };
     }
-    match nearest(name, known.iter().map(|key| section_of(key))) {
+    match nearest(name, known.iter().filter_map(|key| key.split('.').next())) {
         Some(meant) => ConfigError {
             origin,
             problem: format!("unknown section `{name}`"),

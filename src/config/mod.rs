@@ -9,6 +9,7 @@ mod load;
 mod policy;
 mod sparse;
 pub mod suggest;
+mod transport;
 
 use std::path::PathBuf;
 
@@ -19,6 +20,7 @@ use crate::session::ReplayMode;
 pub use load::{ConfigError, Override, load, load_over, session_may_set};
 pub use policy::{PlaceholderPolicy, SnapshotPolicy};
 pub use sparse::{Aggregation, QuerySource, ScorerChoice, SparseLeaves, SparseOverride, SpecPrefillConfig};
+pub use transport::{MAX_TRANSPORT_CHARS, Transports, is_transport_name, resolve};
 
 /// A configuration file with every key, its default and what it means.
 pub const DEFAULTS: &str = include_str!("../../configs/default.toml");
@@ -33,6 +35,8 @@ pub struct Config {
     pub cache: CacheConfig,
     /// Sparse prefill.
     pub specprefill: SpecPrefillConfig,
+    /// Defaults of transports.
+    pub policy: Transports,
     /// The scheduler.
     pub scheduler: SchedulerConfig,
     /// How a session is replayed.

@@ -1,4 +1,4 @@
-//! `[specprefill]` and `[policy.NAME]`: sparse prefill and its request policy.
+//! `[specprefill]`: sparse prefill. What decides about a request is in [`super::transport`].
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,10 +14,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub struct SpecPrefillConfig {
     /// Whether long suffixes are computed sparsely. Absent: off, unless a request asks for it. `false` said here beats every request.
     pub enabled: Option<bool>,
-    /// Fraction of the scored units that is computed.
-    pub keep: f64,
-    /// A suffix of more tokens than this is computed sparsely.
-    pub threshold: u64,
+    /// Fraction of the scored units that is computed. Absent: [`SpecPrefillConfig::KEEP`].
+    pub keep: Option<f64>,
+    /// A suffix of more tokens than this is computed sparsely. Absent: [`SpecPrefillConfig::THRESHOLD`].
+    pub threshold: Option<u64>,
     /// Tokens the scorer decodes; their queries are what scores are made of.
     pub lookahead: usize,
     /// Width of the average that smooths scores along positions; odd.
@@ -38,12 +38,24 @@ pub struct SpecPrefillConfig {
     pub leaves: SparseLeaves,
 }
 
+impl SpecPrefillConfig {
+    /// `specprefill.keep` where nobody says.
+    pub const KEEP: f64 = 0.2;
+    /// `specprefill.threshold` where nobody says.
+    pub const THRESHOLD: u64 = 8192;
+
+    /// What it says of the settings that a request may set too.
+    pub fn says(&self) -> SparseOverride {
+        SparseOverride { enabled: self.enabled, keep: self.keep, threshold: self.threshold }
+    }
+}
+
 impl Default for SpecPrefillConfig {
     fn default() -> SpecPrefillConfig {
         SpecPrefillConfig {
             enabled: None,
-            keep: 0.2,
-            threshold: 8192,
+            keep: None,
+            threshold: None,
             lookahead: 8,
             pool: 13,
             unit: 32,
@@ -139,7 +151,7 @@ impl<'de> Deserialize<'de> for ScorerChoice {
     }
 }
 
-/// What a request, or the researcher's hand, says about sparse prefill. `None` leaves it to what stands below.
+/// What the model's settings, a transport, a request, or the researcher's hand says about sparse prefill. `None` leaves it to what stands below.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SparseOverride {

@@ -42,7 +42,11 @@ fn existing() -> BTreeSet<String> {
         message.split('`').skip(3).step_by(2).map(str::to_owned).collect()
     };
     let keys = |section: &String| listed(&format!("[{section}]\nno_such_key = 1")).into_iter();
-    let sections = listed("no_such_section = 1");
+    // In place of the sections of transports, of which there may be any number, those that come with the program.
+    let transports =
+        Config::default().policy.names().map(|name| format!("policy.{name}")).collect::<Vec<_>>();
+    let sections = listed("no_such_section = 1").into_iter().filter(|section| section != "policy");
+    let sections: Vec<_> = sections.chain(transports).collect();
     sections.iter().flat_map(|section| keys(section).map(move |key| format!("{section}.{key}"))).collect()
 }
 
