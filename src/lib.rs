@@ -36,6 +36,7 @@
 //! * [`prefill`] and [`decode`]: how a suffix is cut into chunks; how a token is chosen.
 //! * [`engine`]: the thread that owns all of the above, its clock, its scheduler, its lanes. It folds its own events as well, to stop at a
 //!   breakpoint in the step in which it comes true.
+//! * [`compare`]: several engines on the same session, stepped together, and what sets them apart.
 //! * [`config`]: typed TOML; one source of defaults.
 //! * [`tui`], [`report`], [`cli`]: views. They see commands and events.
 //!
@@ -68,6 +69,7 @@
 
 pub mod cache;
 pub mod cli;
+pub mod compare;
 pub mod config;
 pub mod decode;
 pub mod device;

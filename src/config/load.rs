@@ -43,8 +43,13 @@ impl Override {
     /// The argument of a `--set`: `section.key=value`. The value is read as TOML, and as a plain string where it
     /// is none, so that words and paths need no quotes.
     pub fn parse(argument: &str) -> Result<Override, ConfigError> {
-        let origin = format!("--set {argument}");
-        let Some((key, text)) = argument.split_once('=') else {
+        Override::parse_as(&format!("--set {argument}"), argument)
+    }
+
+    /// As [`Override::parse`], for a setting that is a part of `origin`, which errors name.
+    pub fn parse_as(origin: &str, setting: &str) -> Result<Override, ConfigError> {
+        let origin = origin.to_owned();
+        let Some((key, text)) = setting.split_once('=') else {
             let problem = "there is no `=`".to_owned();
             return Err(ConfigError {
                 origin,
@@ -56,6 +61,11 @@ impl Override {
             toml::from_str::<Table>(&format!("value = {text}")).ok().and_then(only_value);
         let value = parsed.unwrap_or_else(|| Value::String(text.to_owned()));
         Ok(Override { origin, key: key.trim().to_owned(), value })
+    }
+
+    /// The key: `section.key`.
+    pub fn key(&self) -> &str {
+        &self.key
     }
 }
 

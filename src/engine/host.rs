@@ -201,8 +201,11 @@ impl<'a> Host<'a> {
 
     fn fork(&mut self, lane: LaneId, turn: u32, role: Role, content: String) {
         let id = LaneId(self.lanes.len() as u32);
-        let Some(parent) = self.lane(lane) else { return };
-        let Some(fork) = parent.fork(turn, role, content) else { return };
+        let Some(fork) = self.lane(lane).and_then(|parent| parent.fork(turn, role, content)) else {
+            // Where nothing opens, that the gate is told again is the answer.
+            self.gate = None;
+            return;
+        };
         let title = format!("{} edited at turn {turn}", lane.label());
         self.lanes.push(fork);
         self.emit(id, Body::LaneOpened { parent: Some(lane), at_turn: Some(turn), title });
