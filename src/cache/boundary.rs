@@ -14,12 +14,17 @@ pub struct Boundaries {
     /// The last boundary that the prompt shares with an earlier sequence which goes on differently; `None` where there is no such
     /// sequence.
     pub branch: Option<usize>,
+    /// First and last position that may be captured at all: state behind a skipped token must not be, and a scorer's is captured once.
+    pub within: (usize, usize),
 }
 
 impl Boundaries {
+    /// Any position may be captured.
+    pub const ANYWHERE: (usize, usize) = (0, usize::MAX);
+
     /// Whether the state after `position` tokens is to be captured.
     pub fn captures(&self, position: usize) -> bool {
-        let boundary = position > 0 && position.is_multiple_of(self.block_tokens);
+        let boundary = position > 0 && position.is_multiple_of(self.block_tokens) && self.allows(position);
         let last = || position == self.last_of_prompt() || self.in_reply(position);
         boundary
             && match self.policy {
@@ -54,16 +59,25 @@ impl Boundaries {
 
     /// The next boundary of the prompt behind `position` that is to be captured: a prefill chunk must end there.
     pub fn next_in_prompt(&self, position: usize) -> Option<usize> {
-        let ahead = |boundary: &usize| *boundary > position && *boundary < self.prompt_tokens;
+        let ahead = |boundary: &usize| {
+            *boundary > position && *boundary < self.prompt_tokens && self.allows(*boundary)
+        };
         match self.policy {
             SnapshotPolicy::None => None,
-            SnapshotPolicy::Every(_) => Some((position / self.stride() + 1) * self.stride()).filter(ahead),
+            SnapshotPolicy::Every(_) => {
+                let next = (position / self.stride() + 1) * self.stride();
+                Some(next.max(self.within.0.next_multiple_of(self.stride()))).filter(ahead)
+            }
             SnapshotPolicy::Last => Some(self.last_of_prompt()).filter(ahead),
             SnapshotPolicy::Branch => {
                 let points = self.branch.into_iter().chain([self.last_of_prompt()]);
                 points.filter(|point| self.captures(*point)).filter(ahead).min()
             }
         }
+    }
+
+    fn allows(&self, position: usize) -> bool {
+        (self.within.0..=self.within.1).contains(&position)
     }
 
     /// Tokens between the boundaries that `every` captures.
@@ -96,7 +110,7 @@ mod tests {
 
     fn boundaries(policy: &str, prompt_tokens: usize, branch: Option<usize>) -> Boundaries {
         let policy = SnapshotPolicy::parse(policy).unwrap();
-        Boundaries { policy, block_tokens: 4, prompt_tokens, branch }
+        Boundaries { policy, block_tokens: 4, prompt_tokens, branch, within: Boundaries::ANYWHERE }
     }
 
     fn captured(policy: &str, prompt_tokens: usize, branch: Option<usize>) -> Vec<usize> {
@@ -117,6 +131,14 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_captured_outside_the_positions_allowed() {
+        for policy in POLICIES {
+            let boundaries = Boundaries { within: (5, 9), ..boundaries(policy, 30, Some(12)) };
+            assert!((0..40).filter(|p| boundaries.captures(*p)).all(|position| position == 8), "{policy}");
+        }
+    }
+
+    #[test]
     fn what_a_later_capture_makes_worthless_depends_on_the_policy() {
         let last = boundaries("last", 10, None);
         assert!(last.supersedes(16, 12) && !last.supersedes(16, 8));
@@ -131,15 +153,17 @@ mod tests {
             for (prompt_tokens, branch) in
                 (1..20).flat_map(|n| [(n, None), (n, Some(4)), (n, Some(n / 4 * 4))])
             {
-                let boundaries = boundaries(policy, prompt_tokens, branch);
-                let mut position = 0;
-                let mut stops = Vec::new();
-                while let Some(next) = boundaries.next_in_prompt(position) {
-                    stops.push(next);
-                    position = next;
+                for within in [Boundaries::ANYWHERE, (0, 0), (5, 9), (8, 8), (0, 12)] {
+                    let boundaries = Boundaries { within, ..boundaries(policy, prompt_tokens, branch) };
+                    let mut position = 0;
+                    let mut stops = Vec::new();
+                    while let Some(next) = boundaries.next_in_prompt(position) {
+                        stops.push(next);
+                        position = next;
+                    }
+                    let wanted: Vec<_> = (1..prompt_tokens).filter(|p| boundaries.captures(*p)).collect();
+                    assert_eq!(stops, wanted, "{boundaries:?}");
                 }
-                let wanted: Vec<_> = (1..prompt_tokens).filter(|p| boundaries.captures(*p)).collect();
-                assert_eq!(stops, wanted, "{boundaries:?}");
             }
         }
     }

@@ -65,16 +65,18 @@ pub struct Candidate {
     pub provenance: Provenance,
 }
 
-#[cfg(test)]
 impl Candidate {
     /// Its page, where RAM has it.
-    pub(crate) fn page(&self) -> Option<PageRef> {
+    pub fn page(&self) -> Option<PageRef> {
         match self.home {
             Home::Ram(page) => Some(page),
             Home::Ssd => None,
         }
     }
+}
 
+#[cfg(test)]
+impl Candidate {
     /// The slot of its snapshot, where RAM has that.
     pub(crate) fn slot(&self) -> Option<SlotRef> {
         match self.end {

@@ -68,6 +68,11 @@ impl RecurrentState {
         }
     }
 
+    /// Has nothing captured behind `position` from here on.
+    pub fn capture_up_to(&mut self, position: usize) {
+        self.boundaries.within.1 = self.boundaries.within.1.min(position);
+    }
+
     /// Where the prefill chunk that starts at `position` must end at the latest.
     pub fn next_stop(&self, position: usize) -> Option<usize> {
         self.boundaries.next_in_prompt(position)

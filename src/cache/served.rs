@@ -18,6 +18,8 @@ pub struct Predecessor {
     pub tokens: Vec<u32>,
     /// Of those, the prompt.
     pub prompt_tokens: usize,
+    /// Leading tokens whose state was computed densely. What is behind them was computed with tokens missing, and never stored.
+    pub dense_tokens: usize,
 }
 
 /// Sequences that are kept at most.
@@ -68,7 +70,8 @@ mod tests {
 
     fn sequence(request: u64, tokens: impl IntoIterator<Item = u32>) -> Arc<Predecessor> {
         let tokens: Vec<u32> = tokens.into_iter().collect();
-        Arc::new(Predecessor { request: RequestId(request), prompt_tokens: tokens.len(), tokens })
+        let (prompt_tokens, dense_tokens) = (tokens.len(), tokens.len());
+        Arc::new(Predecessor { request: RequestId(request), prompt_tokens, dense_tokens, tokens })
     }
 
     #[test]

@@ -401,6 +401,7 @@ mod restore_facts {
             request: RequestId(1),
             tokens: tokens.to_vec(),
             prompt_tokens: tokens.len(),
+            dense_tokens: tokens.len(),
         });
         let found = cache.look_up(tokens);
         cache.touch(&found.chain());

@@ -8,6 +8,8 @@
 pub(super) mod cache;
 pub(super) mod identity;
 mod machine;
+mod running;
+pub(super) mod sparse;
 
 use std::time::Instant;
 
@@ -62,6 +64,8 @@ enum Other {
     Identity(identity::Options),
     /// Measure what a restore costs, from RAM and from the SSD tier, against computing the same tokens.
     Cache(cache::Options),
+    /// Measure what sparse prefill wins on cold prompts, scorer included, and from which length on it wins anything.
+    Specprefill(sparse::Options),
 }
 
 fn positive() -> RangedU64ValueParser<usize> {
@@ -107,6 +111,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     match &options.other {
         Some(Other::Identity(options)) => return identity::run(options),
         Some(Other::Cache(options)) => return cache::run(options),
+        Some(Other::Specprefill(options)) => return sparse::run(options),
         None => {}
     }
     let config = options.model.config(options.arithmetic.sugar())?;

@@ -104,6 +104,7 @@ mod tests {
             bench::EXAMPLES,
             bench::identity::EXAMPLES,
             bench::cache::EXAMPLES,
+            bench::sparse::EXAMPLES,
             completions::EXAMPLES,
         ];
         for (line, _) in all.into_iter().flatten() {

@@ -12,7 +12,7 @@ use super::scheduler::{Scheduler, StepOutcome};
 use super::sequence::{Ended, Submission};
 use super::watch::Hit;
 use super::{Command, Subject};
-use crate::config::{Config, IdleConfig, IdleWord};
+use crate::config::{Config, IdleConfig, IdleWord, SparseOverride};
 use crate::event::{Body, Gate, LaneId, Nanos, Preview, Segment, TranscriptItem};
 use crate::model::text::{Rendered, TextCodec};
 use crate::session::{Message, Player, Role, Turn};
@@ -181,7 +181,15 @@ impl<'a> Host<'a> {
                 let outcome = self.scheduler.inject(fault, tokens, &self.clock);
                 self.emit(lane, Body::FaultInjected { fault: fault.to_string(), outcome });
             }
-            Command::SpecPrefill(_) | Command::Rescore { .. } => {}
+            Command::SpecPrefill(by_hand) => {
+                self.scheduler.set_sparse_by_hand(by_hand);
+                let SparseOverride { enabled, keep, threshold } = by_hand;
+                self.emit(self.active, Body::SpecPrefillSet { enabled, keep, threshold });
+            }
+            Command::Rescore { ticket, knobs } => {
+                let rescored = self.scheduler.rescore(ticket, knobs);
+                self.emit(self.active, Body::Rescored(Box::new(rescored)));
+            }
             Command::EvictAll => {
                 self.scheduler.evict_all(&self.clock);
             }
@@ -386,6 +394,11 @@ impl<'a> Host<'a> {
             .or(turn.overrides.max_output_tokens)
             .unwrap_or(self.config.replay.max_output_tokens);
         let predecessor = lane.predecessor(&turn);
+        let protected_tokens = match self.scheduler.has_scorer() {
+            // A conversation that cannot be rendered does not run at all.
+            true => self.text.protected_prefix(&turn.conversation, &rendered.tokens).unwrap_or(0),
+            false => 0,
+        };
         Submission {
             lane: id,
             turn: turn.number,
@@ -399,6 +412,9 @@ impl<'a> Host<'a> {
             max_output_tokens: budget.clamp(1, room.max(1)),
             sampling: turn.overrides.sampling.over(self.config.sampling),
             use_cache: turn.overrides.cache.unwrap_or(self.config.cache.enabled),
+            specprefill: turn.overrides.specprefill,
+            transport: turn.overrides.transport,
+            protected_tokens,
             predecessor,
         }
     }

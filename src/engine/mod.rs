@@ -18,18 +18,22 @@ use std::thread::JoinHandle;
 use crate::cache::budget::{Budget, DeviceLimits};
 use crate::cache::tier::{Layers, StateBytes, Tier, TierError};
 use crate::cache::{Cache, chain};
-use crate::config::{Aggregation, ClockKind, Config, SparseOverride};
+use crate::config::{self, Aggregation, CacheConfig, ClockKind, Config, SparseOverride, SpecPrefillConfig};
 use crate::device::ExecutorFacts;
-use crate::event::{Body, Identity, LaneId, RequestId, RunFacts, SessionSetting, Sink, Stamp};
+use crate::event::{
+    Body, Identity, LaneId, RequestId, RunFacts, SessionSetting, Sink, SparseSettings, SpecPrefillFacts,
+    Stamp,
+};
 use crate::ledger::Breakpoint;
 use crate::model::text::TextCodec;
-use crate::model::{Loaded, ModelError};
+use crate::model::{Loaded, LoadedScorer, ModelError};
+use crate::prefill::scorer::{Scorer, ScorerSettings};
 use crate::session::{Message, Player, ReplayMode, Role, Session, Setting};
 use clock::Clock;
 use emitter::Emitter;
 pub use fault::{BadFault, Fault};
 use host::Host;
-use scheduler::{Policies, Scheduler};
+use scheduler::{Policies, Scheduler, SparseSide};
 
 /// What the outside can ask for. Answers are events.
 #[derive(Debug, Clone, PartialEq)]
@@ -225,7 +229,7 @@ fn serve(
     out: &mut Emitter,
     commands: &mpsc::Receiver<Command>,
 ) -> Result<(), StartError> {
-    let Loaded { executor, text, scorer: _ } = load()?;
+    let Loaded { executor, text, scorer } = load()?;
     let facts = executor.facts().clone();
     let clock = Clock::start(config.replay.clock, facts.identity == Identity::Simulated);
     let budget = Budget {
@@ -247,16 +251,42 @@ fn serve(
             run_name(),
         );
     }
-    let run = run_facts(config, &session, &facts);
+    let mut run = run_facts(config, &session, &facts);
+    run.specprefill = scorer.as_ref().map(|scorer| specprefill_facts(config, &scorer.name));
     out.emit(clock.now(), None, None, Body::RunStarted(Box::new(run)));
     let policies = Policies::of(&config.cache);
-    let scheduler = Scheduler::new(executor, &text, cache, config.scheduler.clone(), policies);
+    let mut scheduler = Scheduler::new(executor, &text, cache, config.scheduler.clone(), policies);
+    scheduler.attach_sparse(sparse_side(config, &text, scorer));
+    scheduler.tell_logits(config.replay.tell_logits);
     if let Some(reading) = scheduler.tier_reading() {
         out.emit(clock.now(), None, None, Body::Tier(Box::new(reading)));
     }
     let player = Player::new(session, config.replay.mode);
     Host::new(config, &text, scheduler, clock, out, player).run(commands);
     Ok(())
+}
+
+fn sparse_side(config: &Config, text: &TextCodec, scorer: Option<LoadedScorer>) -> SparseSide {
+    let scorer = scorer.map(|LoadedScorer { executor, decodes, .. }| {
+        let CacheConfig { ram_bytes, .. } = config.cache;
+        let chunk_tokens = config.scheduler.chunk_tokens;
+        let settings = ScorerSettings::of(&config.specprefill, chunk_tokens, ram_bytes, decodes);
+        Scorer::new(executor, text.digest(), text.end_of_turn().to_vec(), settings)
+    });
+    SparseSide::new(scorer, config.clone())
+}
+
+fn specprefill_facts(config: &Config, scorer: &str) -> SpecPrefillFacts {
+    let SpecPrefillConfig { enabled, leaves, .. } = config.specprefill;
+    let SparseSettings { keep, threshold, .. } =
+        config::resolve(config, None, SparseOverride::default(), SparseOverride::default());
+    SpecPrefillFacts {
+        enabled,
+        keep: keep.value,
+        threshold: threshold.value,
+        scorer: scorer.to_owned(),
+        leaves: leaves.word().to_owned(),
+    }
 }
 
 /// A name for this run that no other has: in a cache folder it tells blocks of this run from those of earlier ones.

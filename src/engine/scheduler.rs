@@ -8,6 +8,7 @@ mod admit;
 mod disk;
 mod forward;
 mod reserve;
+mod sparse;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use sha2::{Digest, Sha256};
 
 use super::clock::Clock;
 use super::emitter::Emitter;
-use super::sequence::{Ended, Sequence, Stage, Submission};
+use super::sequence::{Course, Ended, Sequence, Stage, Submission};
 use crate::cache::boundary::Boundaries;
 use crate::cache::recurrent::RecurrentState;
 use crate::cache::restore::Decode;
@@ -31,6 +32,7 @@ use crate::event::{
 };
 use crate::model::text::TextCodec;
 use reserve::Held;
+pub use sparse::SparseSide;
 
 /// What a step did.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -71,6 +73,9 @@ pub struct Scheduler<'a> {
     held: Held,
     config: SchedulerConfig,
     policies: Policies,
+    sparse: SparseSide,
+    /// Whether the logits that replies begin with are told.
+    tell_logits: bool,
     served: Served,
     queue: VecDeque<Sequence<'a>>,
     running: Vec<Sequence<'a>>,
@@ -100,12 +105,24 @@ impl<'a> Scheduler<'a> {
             held: Held::default(),
             config,
             policies,
+            sparse: SparseSide::default(),
+            tell_logits: false,
             served: Served::default(),
             queue: VecDeque::new(),
             running: Vec::new(),
             next_request: 1,
             stale_reads: 0,
         }
+    }
+
+    /// Has sparse prefill done by `sparse`, for requests that are admitted from now on.
+    pub fn attach_sparse(&mut self, sparse: SparseSide) {
+        self.sparse = sparse;
+    }
+
+    /// Has the logits told that replies begin with.
+    pub fn tell_logits(&mut self, tell: bool) {
+        self.tell_logits = tell;
     }
 
     /// Whether there is nothing to do.
@@ -118,9 +135,11 @@ impl<'a> Scheduler<'a> {
         self.executor.facts().context_tokens
     }
 
-    /// Drops cached state that no running request uses, and has the device asked again for what it refused to hold. Gives the blocks dropped.
+    /// Drops cached state that no running request uses, the scorer's as well, and has the device asked again for what it refused to hold. Gives
+    /// the blocks dropped.
     pub fn evict_all(&mut self, clock: &Clock) -> usize {
-        self.cache.evict_all(clock.now())
+        let of_scorer = self.sparse.scorer_mut().map_or(0, |scorer| scorer.evict_all(clock.now()));
+        of_scorer + self.cache.evict_all(clock.now())
     }
 
     /// Takes a request. It is visible from here on, though not admitted yet.
@@ -145,6 +164,8 @@ impl<'a> Scheduler<'a> {
             arrived_at,
             stage: Stage::Queued,
             tokens: submission.prompt.clone(),
+            course: Course::Dense,
+            scoring: None,
             computed: 0,
             restored: 0,
             pages: Vec::new(),
@@ -201,6 +222,7 @@ impl<'a> Scheduler<'a> {
         if self.store_one(&mut outcome, clock, out) || self.admit_one(&mut outcome, clock, out) {
             return outcome;
         }
+        self.score_one(&mut outcome, clock, out);
         self.forward(&mut outcome, clock, out);
         outcome
     }
@@ -230,6 +252,7 @@ impl<'a> Scheduler<'a> {
             block_tokens,
             prompt_tokens: sequence.prompt_tokens(),
             branch: branch.filter(|branch| *branch > 0),
+            within: Boundaries::ANYWHERE,
         })
     }
 
@@ -269,6 +292,9 @@ impl<'a> Scheduler<'a> {
     }
 
     fn release(&mut self, sequence: Sequence<'_>) {
+        if let (Some(scorer), Some(under)) = (self.sparse.scorer_mut(), sequence.scoring) {
+            scorer.abandon(under.scoring);
+        }
         self.cache.release(&sequence.pages);
         if let Some(state) = sequence.recurrent {
             state.release(&mut self.cache);
@@ -303,11 +329,11 @@ impl<'a> Scheduler<'a> {
     }
 
     fn store(&mut self, sequence: &Sequence<'_>, clock: &mut Clock, out: &mut Emitter) {
-        let computed = &sequence.tokens[..sequence.computed];
+        let storable = &sequence.tokens[..sequence.storable()];
         let now = clock.now();
         let captured = sequence.recurrent.as_ref().map(RecurrentState::captured).unwrap_or_default();
         let (stored, _) = clock.measure(|| {
-            self.cache.store(computed, &sequence.pages, captured, sequence.request, Route::Dense, now)
+            self.cache.store(storable, &sequence.pages, captured, sequence.request, Route::Dense, now)
         });
         let tier = self.offer_to_tier(sequence, clock.now());
         let snapshots = sequence.recurrent.as_ref().map(|state| SnapshotsStored {

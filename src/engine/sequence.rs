@@ -1,13 +1,19 @@
 //! One request on its way through the engine.
 
 use crate::cache::pool::PageRef;
+use std::borrow::Cow;
+use std::ops::Range;
+
 use crate::cache::recurrent::RecurrentState;
 use crate::cache::served::Predecessor;
+use crate::config::SparseOverride;
 use crate::decode::{Sampler, Sampling};
 use crate::event::{
     FinishReason, HistoryChange, LaneId, Nanos, RequestId, SegmentRun, Source, Stamp, TranscriptItem,
 };
 use crate::model::text::TextStream;
+use crate::prefill::scorer::Scoring;
+use crate::prefill::sparse::Admission;
 
 /// A request as it is handed to the scheduler.
 #[derive(Debug, Clone)]
@@ -36,6 +42,12 @@ pub struct Submission {
     pub sampling: Sampling,
     /// Whether the prefix cache is read and written.
     pub use_cache: bool,
+    /// What it says about sparse prefill.
+    pub specprefill: SparseOverride,
+    /// The transport it came by.
+    pub transport: Option<String>,
+    /// Tokens of the protected prefix: those that cannot depend on the conversation.
+    pub protected_tokens: usize,
     /// The request before it in its lane's history.
     pub predecessor: Option<std::sync::Arc<Predecessor>>,
 }
@@ -57,10 +69,46 @@ pub struct Ended {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     Queued,
+    /// A scorer reads the suffix.
+    Scoring,
     Prefilling,
     Decoding,
     /// The reply is complete; blocks remain to be stored.
     Storing(FinishReason),
+}
+
+/// A scoring under way.
+#[derive(Debug)]
+pub(super) struct UnderScoring {
+    pub(super) scoring: Scoring,
+    /// The admission it follows, and the fraction of the scored units that will be computed.
+    pub(super) admitted: (Admission, f64),
+}
+
+/// Which tokens of a prompt are computed.
+///
+/// A token's *place* in the pages is the number of tokens computed before it. It is also its position as long as none was skipped.
+#[derive(Debug)]
+pub(super) enum Course {
+    /// All: place and position are the same.
+    Dense,
+    /// Some.
+    Sparse {
+        /// The position of every place of the prompt, ascending.
+        positions: Vec<u32>,
+        /// Places before the first skipped token.
+        dense: usize,
+        /// Whether blocks before the first skipped token are stored.
+        stores: bool,
+    },
+}
+
+impl Course {
+    /// The course through `positions`.
+    pub(super) fn sparse(positions: Vec<u32>, stores: bool) -> Course {
+        let dense = positions.iter().zip(0..).take_while(|(position, place)| *position == place).count();
+        Course::Sparse { positions, dense, stores }
+    }
 }
 
 /// A sequence: a request with its state.
@@ -70,7 +118,11 @@ pub(super) struct Sequence<'a> {
     pub(super) stage: Stage,
     /// Prompt, then reply.
     pub(super) tokens: Vec<u32>,
-    /// Leading tokens whose state exists.
+    /// Which tokens of the prompt are computed; settled before the first is.
+    pub(super) course: Course,
+    /// The scoring under way.
+    pub(super) scoring: Option<UnderScoring>,
+    /// Places in the pages whose state exists.
     pub(super) computed: usize,
     /// Leading tokens that were restored rather than computed.
     pub(super) restored: usize,
@@ -100,12 +152,96 @@ impl Sequence<'_> {
         &self.tokens[self.prompt_tokens()..]
     }
 
-    /// What a later request can be compared with: the tokens whose state existed.
+    /// Places the prompt takes.
+    pub(super) fn prompt_places(&self) -> usize {
+        match &self.course {
+            Course::Dense => self.prompt_tokens(),
+            Course::Sparse { positions, .. } => positions.len(),
+        }
+    }
+
+    /// Places that prompt and reply take.
+    pub(super) fn places(&self) -> usize {
+        self.prompt_places() + self.output().len()
+    }
+
+    /// Places before the first skipped token.
+    pub(super) fn dense_places(&self) -> usize {
+        match &self.course {
+            Course::Dense => self.places(),
+            Course::Sparse { dense, positions, .. } if *dense == positions.len() => self.places(),
+            Course::Sparse { dense, .. } => *dense,
+        }
+    }
+
+    /// The position of a place.
+    fn position(&self, place: usize) -> usize {
+        match &self.course {
+            Course::Dense => place,
+            Course::Sparse { positions, .. } => match positions.get(place) {
+                Some(position) => *position as usize,
+                None => self.prompt_tokens() + place - positions.len(),
+            },
+        }
+    }
+
+    /// The tokens at some places.
+    pub(super) fn tokens_at(&self, places: Range<usize>) -> Cow<'_, [u32]> {
+        match &self.course {
+            Course::Dense => Cow::Borrowed(&self.tokens[places]),
+            Course::Sparse { .. } => {
+                Cow::Owned(places.map(|place| self.tokens[self.position(place)]).collect())
+            }
+        }
+    }
+
+    /// The positions of some places, where they are not the places themselves.
+    pub(super) fn positions_at(&self, places: Range<usize>) -> Option<Vec<u32>> {
+        match &self.course {
+            Course::Dense => None,
+            Course::Sparse { .. } if places.end <= self.dense_places() => None,
+            Course::Sparse { .. } => Some(places.map(|place| self.position(place) as u32).collect()),
+        }
+    }
+
+    /// Leading tokens whose state was computed densely.
+    pub(super) fn dense_tokens(&self) -> usize {
+        self.computed.min(self.dense_places())
+    }
+
+    /// The last position up to which anything may be stored, however far the sequence gets.
+    pub(super) fn last_storable(&self) -> usize {
+        match &self.course {
+            Course::Sparse { stores: false, .. } => 0,
+            Course::Sparse { dense, positions, .. } if *dense < positions.len() => *dense,
+            _ => usize::MAX,
+        }
+    }
+
+    /// Leading tokens whose blocks may be stored. Sparse state never is, nor anything computed after it.
+    pub(super) fn storable(&self) -> usize {
+        match &self.course {
+            Course::Dense => self.computed,
+            // With everything kept there is nothing that a dense run would not have left.
+            Course::Sparse { stores, .. } => {
+                if *stores {
+                    self.dense_tokens()
+                } else {
+                    0
+                }
+            }
+        }
+    }
+
+    /// What a later request can be compared with: the tokens it read or skipped, as far as it came.
     pub(super) fn served(&self) -> Option<Predecessor> {
-        (self.computed > 0).then(|| Predecessor {
+        let last = self.computed.checked_sub(1)?;
+        let tokens = self.position(last) + 1;
+        Some(Predecessor {
             request: self.request,
-            tokens: self.tokens[..self.computed].to_vec(),
-            prompt_tokens: self.prompt_tokens().min(self.computed),
+            tokens: self.tokens[..tokens].to_vec(),
+            prompt_tokens: self.prompt_tokens().min(tokens),
+            dense_tokens: self.storable().max(self.restored),
         })
     }
 }

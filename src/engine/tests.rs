@@ -4,6 +4,7 @@ mod growth;
 mod hybrid;
 mod memory;
 mod resident;
+mod sparse;
 mod tiers;
 
 use std::sync::mpsc::{Receiver, channel};
@@ -340,6 +341,9 @@ fn submission(prompt: Vec<u32>, max_output_tokens: u64) -> Submission {
         max_output_tokens,
         sampling: Sampling::default(),
         use_cache: true,
+        specprefill: SparseOverride::default(),
+        transport: None,
+        protected_tokens: 0,
         predecessor: None,
     }
 }

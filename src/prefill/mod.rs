@@ -1,20 +1,22 @@
-//! Prefill: how the uncached suffix is cut into chunks.
+//! Prefill: which tokens of the uncached suffix are computed, and in which pieces.
 //!
-//! The dense route is here; [`sparse`] has the rules of the sparse one, by which most tokens are not computed at all.
+//! The dense route computes all of them. On the sparse route (SpecPrefill) a [`scorer`] reads the suffix first, and the rules of [`sparse`]
+//! choose what of it the target computes.
 
+pub mod scorer;
 pub mod sparse;
 
 use std::ops::Range;
 
-/// The next chunk of a dense prefill: from `computed` on, at most `chunk_tokens`, never past the prompt, nor past `stop`,
+/// The next chunk of a prefill, as places: from `computed` on, at most `chunk_tokens`, never past those of the prompt, nor past `stop`,
 /// where recurrent state is to be captured. Empty when the prompt is computed.
-pub fn dense_chunk(
+pub fn chunk(
     computed: usize,
-    prompt_tokens: usize,
+    prompt_places: usize,
     chunk_tokens: usize,
     stop: Option<usize>,
 ) -> Range<usize> {
-    let end = prompt_tokens.min(computed.saturating_add(chunk_tokens.max(1)));
+    let end = prompt_places.min(computed.saturating_add(chunk_tokens.max(1)));
     let end = stop.map_or(end, |stop| end.min(stop));
     computed.min(end)..end
 }
@@ -30,24 +32,24 @@ mod tests {
 
     #[test]
     fn chunks_cover_the_suffix_once_and_in_order() {
-        for chunk in [0, 1, 7, 64, 1000] {
+        for most in [0, 1, 7, 64, 1000] {
             let mut computed = 13;
             while computed < 300 {
-                let next = dense_chunk(computed, 300, chunk, None);
+                let next = chunk(computed, 300, most, None);
                 assert_eq!(next.start, computed);
-                assert!(!next.is_empty() && next.len() <= chunk.max(1));
+                assert!(!next.is_empty() && next.len() <= most.max(1));
                 computed = next.end;
             }
             assert_eq!(computed, 300);
-            assert!(dense_chunk(computed, 300, chunk, None).is_empty());
+            assert!(chunk(computed, 300, most, None).is_empty());
         }
     }
 
     #[test]
     fn a_chunk_ends_where_state_is_captured() {
-        assert_eq!(dense_chunk(0, 300, 100, Some(64)), 0..64);
-        assert_eq!(dense_chunk(64, 300, 100, Some(256)), 64..164);
-        assert_eq!(dense_chunk(164, 300, 100, Some(256)), 164..256);
+        assert_eq!(chunk(0, 300, 100, Some(64)), 0..64);
+        assert_eq!(chunk(64, 300, 100, Some(256)), 64..164);
+        assert_eq!(chunk(164, 300, 100, Some(256)), 164..256);
     }
 
     #[test]

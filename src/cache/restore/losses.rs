@@ -149,6 +149,8 @@ enum Gone {
     Struck,
     Evicted(String, Option<Provenance>),
     Foreign,
+    /// A sparse prefill computed it, with tokens missing before it or in it.
+    Sparse(RequestId),
     NeverStored,
 }
 
@@ -162,7 +164,7 @@ fn not_held(cache: &Cache, found: &Found, before: Before<'_>, known: &Known) -> 
     let mut losses = vec![loss(Cause::BlockFloor, tail, format!("blocks hold {block} tokens"), None)];
     let mut spans: Vec<Loss> = Vec::new();
     for index in found.blocks.len()..floor / block {
-        let (cause, detail, culprit) = match gone(cache, found, known, index) {
+        let (cause, detail, culprit) = match gone(cache, found, before, known, index) {
             Some(gone) => describe(found, before, known, index, gone),
             None => match spans.last_mut() {
                 Some(last) => {
@@ -182,7 +184,7 @@ fn not_held(cache: &Cache, found: &Found, before: Before<'_>, known: &Known) -> 
 }
 
 /// Why a block was not found; `None` where it is held, out of reach behind another.
-fn gone(cache: &Cache, found: &Found, known: &Known, index: usize) -> Option<Gone> {
+fn gone(cache: &Cache, found: &Found, before: Before<'_>, known: &Known, index: usize) -> Option<Gone> {
     let place = &found.places[index];
     if index == found.blocks.len() && found.struck_block.is_some() {
         return Some(Gone::Struck);
@@ -210,7 +212,14 @@ fn gone(cache: &Cache, found: &Found, known: &Known, index: usize) -> Option<Gon
     }
     let end = (index + 1) * cache.block_tokens();
     let foreign = known.foreign.as_ref().is_some_and(|foreign| end <= foreign.tokens);
-    Some(if foreign { Gone::Foreign } else { Gone::NeverStored })
+    let holder = before.predecessor.filter(|_| end <= known.common);
+    let holder = holder.or(before.closest.filter(|(_, common)| end <= *common).map(|(closest, _)| closest));
+    let sparse = holder.filter(|holder| holder.dense_tokens < end).map(|holder| holder.request);
+    Some(match sparse {
+        _ if foreign => Gone::Foreign,
+        Some(request) => Gone::Sparse(request),
+        None => Gone::NeverStored,
+    })
 }
 
 fn made_room(request: Option<RequestId>, place: &str) -> String {
@@ -242,6 +251,14 @@ fn describe(
         Gone::Foreign => {
             let differs = known.foreign.as_ref().map_or("", |foreign| foreign.differs.as_str());
             (Cause::IdentityChanged, format!("block {index} on: {differs}"), culprit(index, None))
+        }
+        Gone::Sparse(request) => {
+            let detail = format!(
+                "from block {index} on request {} computed them sparsely and left nothing",
+                request.0
+            );
+            let culprit = Culprit { index: index as u32, written_by: Some(request), earlier_run: false };
+            (Cause::SparseRefused, detail, Some(culprit))
         }
         Gone::NeverStored => {
             let earlier = before.predecessor.or(before.closest.map(|(closest, _)| closest));

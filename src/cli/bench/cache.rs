@@ -6,7 +6,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use clap::ValueHint;
@@ -16,15 +15,13 @@ use super::super::options::ModelOptions;
 use super::super::output::Output;
 use super::super::progress::Progress;
 use super::super::{Example, Failure, examples};
+use super::running::{Running, session_of};
 use crate::cache::Cache;
 use crate::cache::budget::{Budget, DeviceLimits};
 use crate::cache::chain::Identity;
 use crate::config::{Config, Override};
-use crate::engine::{Command, Engine, Setup};
-use crate::event::{Body, Event, Gate, LaneId, Nanos, RequestId, Restore, Route, RunFacts, Stamp};
-use crate::model;
+use crate::event::{LaneId, RequestId, Restore, Route, Stamp};
 use crate::report::{Align, Table, bytes, or_dash, seconds, thousands};
-use crate::session::{Conversation, Message, RequestOverrides, RequestSpec, Role, Session};
 
 pub(in crate::cli) const EXAMPLES: &[Example] = &[
     ("escarp bench cache", "a prompt of about 24,000 tokens, in a temporary folder"),
@@ -159,135 +156,6 @@ fn measure(options: &Options, config: &Config, folder: &Path) -> Result<Report, 
         generation_checks_s: checks.as_secs_f64(),
         generation_checks_of_decode: checks.as_secs_f64() / decode_step_s,
     })
-}
-
-/// A session of one request of about `tokens` tokens.
-fn session_of(tokens: usize, config: &Config) -> Result<Session, Failure> {
-    let text = model::load(config)?.text;
-    let prompt = |words: usize| {
-        let word = |n: usize| ["block", "state", "cache", "token", "layer", "queue", "chain"][n * n % 7];
-        (0..words).map(|n| format!("{} {n}", word(n))).collect::<Vec<_>>().join(", ")
-    };
-    let count = |words: usize| {
-        let messages = vec![Message::text(Role::User, prompt(words))];
-        let conversation = Conversation { system: None, tools: Vec::new(), messages };
-        text.render(&conversation).map(|rendered| rendered.tokens.len()).map_err(Failure::input)
-    };
-    let sample = 500;
-    let per_word = count(sample)? as f64 / sample as f64;
-    let mut words = (tokens as f64 / per_word) as usize;
-    // Numbers grow longer, so a second look.
-    words = (words as f64 * tokens as f64 / count(words.max(1))? as f64) as usize;
-    let request = RequestSpec {
-        name: "prompt".to_owned(),
-        idle: Nanos(0),
-        rewrites: Vec::new(),
-        append: vec![Message::text(Role::User, prompt(words.max(1)))],
-        reply: None,
-        overrides: RequestOverrides { max_output_tokens: Some(16), ..RequestOverrides::default() },
-        side: false,
-    };
-    Ok(Session {
-        title: "bench cache".to_owned(),
-        description: String::new(),
-        system: None,
-        tools: Vec::new(),
-        settings: Vec::new(),
-        requests: vec![request],
-    })
-}
-
-/// What a turn told.
-struct Turn {
-    prompt_tokens: u64,
-    restore: Restore,
-    prefill: Nanos,
-    decode_step_s: f64,
-}
-
-/// An engine under way.
-struct Running {
-    engine: Engine,
-    events: Receiver<Event>,
-    run: Option<RunFacts>,
-    lanes: u32,
-}
-
-impl Running {
-    fn start(config: &Config, session: &Arc<Session>) -> Result<Running, Failure> {
-        let (sender, events) = mpsc::channel();
-        let for_load = config.clone();
-        let setup = Setup {
-            config: config.clone(),
-            session: Arc::clone(session),
-            load: Box::new(move || model::load(&for_load)),
-            sink: Box::new(move |event: &Event| drop(sender.send(event.clone()))),
-        };
-        let engine = Engine::start(setup).map_err(Failure::run)?;
-        let mut running = Running { engine, events, run: None, lanes: 1 };
-        running.until(|event| matches!(event.body, Body::GateChanged { .. }), |_| ())?;
-        Ok(running)
-    }
-
-    /// Takes events in up to the one that `last` holds for.
-    fn until(&mut self, last: impl Fn(&Event) -> bool, mut take: impl FnMut(&Event)) -> Result<(), Failure> {
-        loop {
-            let event = self.events.recv().map_err(|_| Failure::run("the engine ended early"))?;
-            match &event.body {
-                Body::RunStarted(run) => self.run = Some((**run).clone()),
-                Body::Failed { message } | Body::EngineFailed { message } => {
-                    return Err(Failure::run(message));
-                }
-                _ => {}
-            }
-            take(&event);
-            if last(&event) {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Opens a lane that asks the session's only request again.
-    fn fork_same(&mut self, session: &Session) -> Result<LaneId, Failure> {
-        let content = session.requests[0].append[0].content.clone();
-        self.engine.send(Command::Fork { lane: LaneId(0), turn: 1, role: Role::User, content });
-        let lane = LaneId(self.lanes);
-        self.lanes += 1;
-        self.until(|event| matches!(event.body, Body::LaneOpened { .. }), |_| ())?;
-        Ok(lane)
-    }
-
-    fn turn(&mut self, lane: LaneId) -> Result<Turn, Failure> {
-        self.engine.send(Command::StepTurn { lane });
-        let (mut prompt_tokens, mut restore, mut prefill, mut decode) = (0, None, Nanos(0), (0, Nanos(0)));
-        self.until(
-            |event| matches!(event.body, Body::Finished { .. }),
-            |event| match &event.body {
-                Body::Arrived(arrival) => prompt_tokens = arrival.prompt_tokens,
-                Body::Restored(restored) => restore = Some((**restored).clone()),
-                Body::Prefilled { took, .. } => prefill = *took,
-                Body::Decoded { output_tokens, took, .. } => decode = (*output_tokens, *took),
-                _ => {}
-            },
-        )?;
-        self.until(
-            |event| matches!(event.body, Body::GateChanged { gate, .. } if gate != Gate::Running),
-            |_| (),
-        )?;
-        let restore = restore.ok_or_else(|| Failure::run("the request told no restore"))?;
-        // The first token comes of the prefill.
-        let steps = decode.0.saturating_sub(1).max(1);
-        Ok(Turn { prompt_tokens, restore, prefill, decode_step_s: decode.1.seconds() / steps as f64 })
-    }
-
-    /// Ends the engine, which writes what is still to be written.
-    fn end(self) -> Result<RunFacts, Failure> {
-        let Running { engine, events, run, .. } = self;
-        engine.send(Command::Shutdown);
-        engine.join();
-        drop(events);
-        run.ok_or_else(|| Failure::run("the engine told nothing of its run"))
-    }
 }
 
 impl Source {

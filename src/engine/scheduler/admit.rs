@@ -115,7 +115,9 @@ impl Scheduler<'_> {
         let uncached_suffix = sequence.prompt_tokens() as u64 - facts.checkpoint_tokens;
         let route = if uncached_suffix == 1 { Route::CacheHit } else { Route::Dense };
         out.emit(clock.now(), lane, request, Body::Restored(Box::new(facts)));
-        out.emit(clock.now(), lane, request, Body::Routed { route, uncached_suffix });
+        if !self.consider_sparse(uncached_suffix, clock, out) {
+            out.emit(clock.now(), lane, request, Body::Routed { route, uncached_suffix });
+        }
     }
 
     /// Finds, reads and attaches what the sequence admitted last can start from. Gives what was found even where it cannot be attached.

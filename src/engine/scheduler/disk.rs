@@ -20,7 +20,7 @@ impl Scheduler<'_> {
     /// Offers the tier whatever it does not hold of the blocks and snapshots of a sequence that has been stored. `None` without a tier.
     pub(super) fn offer_to_tier(&mut self, sequence: &Sequence<'_>, now: Stamp) -> Option<TierStored> {
         let tier = self.cache.tier()?;
-        let tokens = &sequence.tokens[..sequence.computed];
+        let tokens = &sequence.tokens[..sequence.storable()];
         let places = tier.places(tokens);
         let origin = Origin {
             run: self.cache.run().to_owned(),

@@ -1,5 +1,6 @@
 //! The forward of a step: what goes into it, what comes of it, and who ends when it fails.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,11 +10,28 @@ use crate::device::{DeviceError, Executor, Forward, LogitRows, PageId, Span};
 use crate::engine::clock::Clock;
 use crate::engine::emitter::Emitter;
 use crate::engine::sequence::{Sequence, Stage};
-use crate::event::{Body, FinishReason, Phase, RequestId, ShrunkChunk, Stamp};
+use crate::event::{Body, FinishReason, Logits, Phase, RequestId, ShrunkChunk, Stamp};
 use crate::model::text::TextCodec;
 use crate::{decode, prefill};
 
-/// Part of a forward: tokens `start..end` of a running sequence.
+/// What a span borrows.
+struct SpanParts<'a> {
+    pages: Vec<PageId>,
+    tokens: Cow<'a, [u32]>,
+    positions: Option<Vec<u32>>,
+}
+
+impl<'a> SpanParts<'a> {
+    fn of(sequence: &'a Sequence<'_>, places: Range<usize>) -> SpanParts<'a> {
+        SpanParts {
+            pages: sequence.pages.iter().map(|page| page.id()).collect(),
+            tokens: sequence.tokens_at(places.clone()),
+            positions: sequence.positions_at(places),
+        }
+    }
+}
+
+/// Part of a forward: places `start..end` of a running sequence.
 #[derive(Debug, Clone, Copy)]
 struct Work {
     sequence: usize,
@@ -139,17 +157,17 @@ impl Scheduler<'_> {
     }
 
     fn run(&mut self, work: &[Work]) -> Result<Forward, DeviceError> {
-        let pages: Vec<Vec<PageId>> =
-            work.iter().map(|w| self.running[w.sequence].pages.iter().map(|p| p.id()).collect()).collect();
+        let parts: Vec<SpanParts<'_>> =
+            work.iter().map(|w| SpanParts::of(&self.running[w.sequence], w.start..w.end)).collect();
         let spans: Vec<Span<'_>> = work
             .iter()
-            .zip(&pages)
-            .map(|(w, pages)| Span {
-                positions: None,
-                capture: 0,
-                pages,
+            .zip(&parts)
+            .map(|(w, parts)| Span {
+                pages: &parts.pages,
                 start: w.start,
-                tokens: &self.running[w.sequence].tokens[w.start..w.end],
+                tokens: &parts.tokens,
+                positions: parts.positions.as_deref(),
+                capture: 0,
                 state: self.running[w.sequence].recurrent.as_ref().map(|state| state.flow(w.end)),
                 logits: if w.wants_logits { LogitRows::Last } else { LogitRows::None },
             })
@@ -165,12 +183,12 @@ impl Scheduler<'_> {
                 Stage::Prefilling if !prefilling => {
                     prefilling = true;
                     let (chunk, shrunk) = plan_chunk(sequence, self.config.chunk_tokens, &*self.executor);
-                    let wants_logits = chunk.end == sequence.prompt_tokens();
+                    let wants_logits = chunk.end == sequence.prompt_places();
                     let Range { start, end } = chunk;
                     work.push(Work { sequence: index, start, end, wants_logits, shrunk });
                 }
                 Stage::Decoding => {
-                    let (start, end) = (sequence.computed, sequence.tokens.len());
+                    let (start, end) = (sequence.computed, sequence.places());
                     work.push(Work { sequence: index, start, end, wants_logits: true, shrunk: None });
                 }
                 _ => {}
@@ -276,7 +294,7 @@ impl Scheduler<'_> {
             if sequence.stage == Stage::Prefilling {
                 let took = (work.len() == 1).then_some(forward.compute);
                 sequence.prefill.0 += forward.compute.0;
-                let total = (sequence.prompt_tokens() - sequence.restored) as u64;
+                let total = (sequence.prompt_places() - sequence.restored) as u64;
                 let done = (w.end - sequence.restored) as u64;
                 out.emit(
                     clock.now(),
@@ -295,6 +313,10 @@ impl Scheduler<'_> {
                 sequence.decode.0 += forward.compute.0;
             }
             let Some(logits) = rows.next() else { continue };
+            if self.tell_logits && sequence.output().is_empty() {
+                let logits = Logits(logits.to_vec());
+                out.emit(clock.now(), lane, request, Body::ReplyLogits { logits });
+            }
             let ended = next_token(sequence, logits, self.text, context, clock, out);
             if let Some(reason) = ended {
                 outcome.phases.push((sequence.request, Phase::Decode));
@@ -312,7 +334,10 @@ fn plan_chunk(
 ) -> (Range<usize>, Option<ShrunkChunk>) {
     let start = sequence.computed;
     let stop = sequence.recurrent.as_ref().and_then(|state| state.next_stop(start));
-    let wanted = prefill::dense_chunk(start, sequence.prompt_tokens(), chunk_tokens, stop);
+    // What is computed densely and what sparsely do not share a chunk.
+    let turn = Some(sequence.dense_places()).filter(|turn| start < *turn && *turn < sequence.prompt_places());
+    let stop = stop.into_iter().chain(turn).min();
+    let wanted = prefill::chunk(start, sequence.prompt_places(), chunk_tokens, stop);
     let wanted_tokens = wanted.len();
     let chunk = prefill::admitted(wanted, executor.admits(start, wanted_tokens));
     if chunk.len() == wanted_tokens {

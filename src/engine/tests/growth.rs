@@ -36,7 +36,12 @@ fn blocks_are_evicted_where_the_device_holds_no_more_pages() {
         for tokens in [prompt(0, 500), prompt(1, 300), prompt(2, 400)] {
             serve(scheduler, tokens, clock, out);
         }
-        let before = Predecessor { request: RequestId(1), tokens: prompt(0, 500), prompt_tokens: 500 };
+        let before = Predecessor {
+            request: RequestId(1),
+            tokens: prompt(0, 500),
+            prompt_tokens: 500,
+            dense_tokens: 500,
+        };
         let next = submission([prompt(0, 500), prompt(3, 90)].concat(), 6);
         scheduler.submit(Submission { predecessor: Some(Arc::new(before)), ..next }, clock, out);
         drain(scheduler, clock, out);

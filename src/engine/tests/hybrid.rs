@@ -482,8 +482,12 @@ fn a_stale_entry_leaves_the_index_with_all_behind_it() {
             serve(scheduler, first[..cut].to_vec(), clock, out);
             let dropped = before - scheduler.cache_mut().cached_blocks();
             let left = scheduler.cache_mut().look_up(&first).blocks.len();
-            let predecessor =
-                Predecessor { request: RequestId(1), tokens: first.clone(), prompt_tokens: 200 };
+            let predecessor = Predecessor {
+                request: RequestId(1),
+                tokens: first.clone(),
+                prompt_tokens: 200,
+                dense_tokens: first.len(),
+            };
             let after = Submission { predecessor: Some(Arc::new(predecessor)), ..request(first.clone()) };
             scheduler.submit(after, clock, out);
             drain(scheduler, clock, out);

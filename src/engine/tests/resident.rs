@@ -41,9 +41,9 @@ impl Fixture {
 }
 
 /// A block the cache holds: the tokens up to its end, the digest of its page and, where it has one, of its snapshot.
-type HeldState = (Vec<u32>, [u8; 32], Option<[u8; 32]>);
+pub(super) type HeldState = (Vec<u32>, [u8; 32], Option<[u8; 32]>);
 
-fn held_state(scheduler: &mut Scheduler<'_>) -> Vec<HeldState> {
+pub(super) fn held_state(scheduler: &mut Scheduler<'_>) -> Vec<HeldState> {
     let held = scheduler.cache_mut().held();
     let executor = scheduler.executor();
     let digests = |(tokens, page, snapshot): (Vec<u32>, PageRef, Option<SlotRef>)| {
@@ -78,7 +78,7 @@ fn recomputed(executor: &mut dyn Executor, tokens: &[u32]) -> Vec<([u8; 32], [u8
     digests
 }
 
-fn assert_recomputes(executor: &mut dyn Executor, held: &[HeldState]) {
+pub(super) fn assert_recomputes(executor: &mut dyn Executor, held: &[HeldState]) {
     let by_tokens: BTreeMap<&[u32], _> = held.iter().map(|(t, page, slot)| (&t[..], (page, slot))).collect();
     // A chain is part of another where its successor in order goes on from it.
     let mut chains = by_tokens.keys().copied().peekable();

@@ -1,0 +1,280 @@
+//! `bench specprefill`: the time to the first token of cold prompts, dense and sparse, through the engine itself.
+//!
+//! Every prompt length is computed densely and with each keep fraction, in an order that turns round with every repetition, so that a machine that
+//! grows warm or busy is not read as an effect. Before each, everything cached is dropped, the scorer's state as well: a cold prompt is the case that
+//! sparse prefill is made for. What it costs the requests after it is `compare`'s matter.
+
+use std::sync::Arc;
+
+use clap::ValueHint;
+use serde::Serialize;
+
+use super::super::options::ModelOptions;
+use super::super::output::Output;
+use super::super::progress::Progress;
+use super::super::{Example, Failure, examples};
+use super::running::{Running, Turn, session_of};
+use crate::config::{Config, Override, SparseOverride};
+use crate::engine::Command;
+use crate::event::LaneId;
+use crate::report::{Align, Table, or_dash, seconds, thousands};
+
+pub(in crate::cli) const EXAMPLES: &[Example] = &[
+    ("escarp bench specprefill", "the bundled pair, prompts of 2,000 to 32,000 tokens"),
+    ("escarp bench specprefill --sizes 16000 --keep 0.1,0.2,0.4 --repeat 5 --json", "one length, as JSON"),
+    ("escarp bench specprefill --scorer self:4", "scored by the model's own first four layers"),
+];
+
+/// Options of `bench specprefill`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = examples(EXAMPLES))]
+pub(in crate::cli) struct Options {
+    /// Prompt lengths, tokens, about
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "2000,4000,8000,16000,32000", value_parser = super::positive())]
+    sizes: Vec<usize>,
+    /// Fractions of the scored units to compute
+    #[arg(long, value_name = "F,F", value_delimiter = ',', default_value = "0.1,0.2,0.4")]
+    keep: Vec<f64>,
+    /// Which model scores: `draft`, `self:N`, or a path
+    #[arg(long, value_name = "SCORER", value_hint = ValueHint::AnyPath)]
+    scorer: Option<String>,
+    /// Repetitions; the median counts
+    #[arg(long, value_name = "N", default_value = "3", value_parser = super::positive())]
+    repeat: usize,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    model: ModelOptions,
+}
+
+/// Everything measured.
+#[derive(Debug, Serialize)]
+struct Report {
+    model: String,
+    scorer: String,
+    device: String,
+    kernel: String,
+    precision: String,
+    runs: Vec<Run>,
+    /// For every keep fraction, the prompt length from which on sparse is faster; null where it is at no or at every length measured.
+    crossover: Vec<Crossover>,
+}
+
+/// One prompt length.
+#[derive(Debug, Serialize)]
+struct Run {
+    prompt_tokens: u64,
+    dense: Spread,
+    sparse: Vec<Sparse>,
+}
+
+/// A time, over the repetitions, seconds.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Spread {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+/// One keep fraction.
+#[derive(Debug, Serialize)]
+struct Sparse {
+    keep: f64,
+    selected_tokens: u64,
+    ttft_s: Spread,
+    scorer_s: Spread,
+    target_s: Spread,
+    /// Dense over sparse time to the first token.
+    gain: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Crossover {
+    keep: f64,
+    prompt_tokens: Option<u64>,
+}
+
+pub(in crate::cli) fn run(options: &Options) -> Result<(), Failure> {
+    if let Some(keep) = options.keep.iter().find(|keep| !(**keep > 0.0 && **keep <= 1.0)) {
+        return Err(Failure::input(format_args!("--keep: {keep} is no fraction above 0, up to 1")));
+    }
+    let mut sugar = vec![
+        Override::new("bench specprefill", "replay.clock", "virtual"),
+        Override::new("bench specprefill", "cache.enabled", false),
+    ];
+    sugar.extend(options.scorer.as_deref().map(|it| Override::new("--scorer", "specprefill.scorer", it)));
+    let config = options.model.config(sugar)?;
+    options.model.start_log()?;
+    let report = measure(options, &config)?;
+    let mut output = Output::stdout();
+    if options.json { output.json(&report) } else { output.text(&report.table()) }
+}
+
+/// What a prompt is computed with: everything, or a fraction.
+type Way = Option<f64>;
+
+fn measure(options: &Options, config: &Config) -> Result<Report, Failure> {
+    let mut progress = Progress::new();
+    let ways: Vec<Way> = std::iter::once(None).chain(options.keep.iter().copied().map(Some)).collect();
+    let (mut runs, mut facts) = (Vec::new(), None);
+    for size in &options.sizes {
+        progress.show(|| format!("a prompt of {} tokens", thousands(*size as u64)));
+        let session = Arc::new(session_of(*size, config)?);
+        let mut engine = Running::start(config, &session)?;
+        // The first forward of a process pays for memory that the system has yet to hand over.
+        cold(&mut engine, LaneId(0), None)?;
+        let mut turns: Vec<Vec<Turn>> = ways.iter().map(|_| Vec::new()).collect();
+        for repeat in 0..options.repeat {
+            for step in 0..ways.len() {
+                let way = if repeat % 2 == 0 { step } else { ways.len() - 1 - step };
+                progress.show(|| {
+                    let what = ways[way].map_or("dense".to_owned(), |keep| format!("keep {keep}"));
+                    format!(
+                        "{} tokens, {what}, {} of {}",
+                        thousands(*size as u64),
+                        repeat + 1,
+                        options.repeat
+                    )
+                });
+                let lane = engine.fork_same(&session)?;
+                turns[way].push(cold(&mut engine, lane, ways[way])?);
+            }
+        }
+        facts = Some(engine.end()?);
+        runs.push(Run::of(&ways, &turns)?);
+    }
+    progress.wipe();
+    let run = facts.ok_or_else(|| Failure::input("--sizes: give at least one"))?;
+    let scorer = run.specprefill.map(|facts| facts.scorer);
+    Ok(Report {
+        model: run.model,
+        scorer: scorer
+            .ok_or_else(|| Failure::input("there is no scorer: set `model.draft`, or use --scorer self:N"))?,
+        device: run.device,
+        kernel: run.kernel,
+        precision: run.precision,
+        crossover: options.keep.iter().map(|keep| Crossover::of(*keep, &runs)).collect(),
+        runs,
+    })
+}
+
+/// Serves the request with nothing cached.
+fn cold(engine: &mut Running, lane: LaneId, way: Way) -> Result<Turn, Failure> {
+    engine.send(Command::EvictAll);
+    engine.send(Command::SpecPrefill(SparseOverride {
+        enabled: Some(way.is_some()),
+        keep: way,
+        threshold: Some(1),
+    }));
+    let turn = engine.turn(lane)?;
+    if way.is_some() && turn.scored.is_none() {
+        return Err(Failure::run(
+            "the prompt was computed densely; see --log for why it could not be scored",
+        ));
+    }
+    Ok(turn)
+}
+
+impl Spread {
+    fn of(times: impl Iterator<Item = f64>) -> Result<Spread, Failure> {
+        let mut times: Vec<f64> = times.collect();
+        times.sort_by(f64::total_cmp);
+        match (times.first(), times.last(), times.get(times.len() / 2)) {
+            (Some(min), Some(max), Some(median)) => Ok(Spread { median: *median, min: *min, max: *max }),
+            _ => Err(Failure::run("nothing was measured")),
+        }
+    }
+}
+
+impl Run {
+    fn of(ways: &[Way], turns: &[Vec<Turn>]) -> Result<Run, Failure> {
+        let dense = Spread::of(turns[0].iter().map(|turn| turn.ttft.seconds()))?;
+        let sparse = |(keep, turns): (f64, &Vec<Turn>)| {
+            let ttft_s = Spread::of(turns.iter().map(|turn| turn.ttft.seconds()))?;
+            let scored = || turns.iter().filter_map(|turn| turn.scored.as_ref());
+            Ok(Sparse {
+                keep,
+                selected_tokens: scored().map(|scored| scored.selected_tokens).max().unwrap_or(0),
+                gain: dense.median / ttft_s.median,
+                ttft_s,
+                scorer_s: Spread::of(scored().map(|scored| scored.took().seconds()))?,
+                target_s: Spread::of(turns.iter().map(|turn| turn.prefill.seconds()))?,
+            })
+        };
+        let with_keep = ways.iter().zip(turns).filter_map(|(way, turns)| Some(((*way)?, turns)));
+        Ok(Run {
+            prompt_tokens: turns[0].first().map_or(0, |turn| turn.prompt_tokens),
+            dense,
+            sparse: with_keep.map(sparse).collect::<Result<_, Failure>>()?,
+        })
+    }
+}
+
+impl Crossover {
+    /// Where the gain passes 1, by a straight line between the two lengths around it.
+    fn of(keep: f64, runs: &[Run]) -> Crossover {
+        let gains: Vec<(f64, f64)> = runs
+            .iter()
+            .flat_map(|run| run.sparse.iter().map(move |sparse| (run, sparse)))
+            .filter(|(_, sparse)| sparse.keep == keep)
+            .map(|(run, sparse)| (run.prompt_tokens as f64, run.dense.median - sparse.ttft_s.median))
+            .collect();
+        let passes = gains.windows(2).find(|pair| pair[0].1 <= 0.0 && pair[1].1 > 0.0);
+        let prompt_tokens = passes.map(|pair| {
+            let [(from, loss), (to, gain)] = [pair[0], pair[1]];
+            (from + (to - from) * -loss / (gain - loss)) as u64
+        });
+        Crossover { keep, prompt_tokens }
+    }
+}
+
+impl Report {
+    fn table(&self) -> String {
+        let mut table = Table::new(&[
+            ("prompt", Align::Right),
+            ("keep", Align::Right),
+            ("computed", Align::Right),
+            ("scorer", Align::Right),
+            ("target", Align::Right),
+            ("first token", Align::Right),
+            ("range", Align::Right),
+            ("gain", Align::Right),
+        ]);
+        let range = |spread: Spread| format!("{}–{}", seconds(spread.min), seconds(spread.max));
+        for run in &self.runs {
+            let prompt = thousands(run.prompt_tokens);
+            table.row([
+                prompt.clone(),
+                "all".to_owned(),
+                prompt.clone(),
+                "–".to_owned(),
+                seconds(run.dense.median),
+                seconds(run.dense.median),
+                range(run.dense),
+                "1.00x".to_owned(),
+            ]);
+            for sparse in &run.sparse {
+                table.row([
+                    String::new(),
+                    format!("{}", sparse.keep),
+                    thousands(sparse.selected_tokens),
+                    seconds(sparse.scorer_s.median),
+                    seconds(sparse.target_s.median),
+                    seconds(sparse.ttft_s.median),
+                    range(sparse.ttft_s),
+                    format!("{:.2}x", sparse.gain),
+                ]);
+            }
+        }
+        let Report { model, scorer, device, kernel, precision, .. } = self;
+        let crossings = self.crossover.iter().map(|crossover| {
+            let from = or_dash(crossover.prompt_tokens, thousands);
+            format!("keep {}: faster from {from} tokens on", crossover.keep)
+        });
+        format!(
+            "{model} {precision} scored by {scorer} · {device} {kernel} · cold prompts, nothing cached\n\n{table}\n{}\n",
+            crossings.collect::<Vec<_>>().join(" · ")
+        )
+    }
+}

@@ -1,0 +1,224 @@
+//! Sparse prefill in a request's life: admission after the restore, the scoring, the choice of what is computed.
+//!
+//! Whether a suffix is computed sparsely is decided once, between the restore and the first chunk. Then the scorer works, a piece a step, so that
+//! other sequences go on decoding meanwhile. Whatever goes wrong with it, the suffix is computed densely, and that is told.
+
+use super::{Scheduler, StepOutcome};
+use crate::config::{self, Config, SparseLeaves, SparseOverride};
+use crate::device::KeyWeights;
+use crate::engine::Rescore;
+use crate::engine::clock::Clock;
+use crate::engine::emitter::Emitter;
+use crate::engine::sequence::{Course, Sequence, Stage, UnderScoring};
+use crate::event::{Body, Nanos, Phase, Rescored, Route, Scored, SparseAdmission, SparseVerdict};
+use crate::prefill::scorer::{ScoredWindow, Scorer, ScoringFailed};
+use crate::prefill::sparse::{Admission, Plan, admit, importance, plan, select, unit_scores};
+
+/// Tokens of text shown on either side of the protected prefix's end.
+const BOUNDARY_TOKENS: usize = 8;
+
+/// The scorer, and what decides on its use.
+#[derive(Default)]
+pub struct SparseSide {
+    scorer: Option<Scorer>,
+    config: Config,
+    by_hand: SparseOverride,
+    captured: Option<Captured>,
+}
+
+/// The attention that the latest scoring captured.
+struct Captured {
+    origin: usize,
+    weights: KeyWeights,
+}
+
+impl SparseSide {
+    /// A scorer, where there is one, used as the configuration says.
+    pub fn new(scorer: Option<Scorer>, config: Config) -> SparseSide {
+        SparseSide { scorer, config, ..SparseSide::default() }
+    }
+
+    pub(super) fn scorer_mut(&mut self) -> Option<&mut Scorer> {
+        self.scorer.as_mut()
+    }
+}
+
+impl Scheduler<'_> {
+    /// Sets sparse prefill by hand, for requests that are admitted from now on.
+    pub fn set_sparse_by_hand(&mut self, by_hand: SparseOverride) {
+        self.sparse.by_hand = by_hand;
+    }
+
+    /// Whether there is a scorer, so that submissions need their protected prefix measured.
+    pub fn has_scorer(&self) -> bool {
+        self.sparse.scorer.is_some()
+    }
+
+    /// Decides how the suffix of the sequence admitted last is computed, and tells that. `false` where it is computed densely, which is still
+    /// to be told.
+    pub(super) fn consider_sparse(&mut self, uncached_suffix: u64, clock: &Clock, out: &mut Emitter) -> bool {
+        let SparseSide { scorer, config, by_hand, .. } = &mut self.sparse;
+        let Some(sequence) = self.running.last_mut() else { return false };
+        let submission = &sequence.submission;
+        let (lane, request) = (Some(submission.lane), Some(sequence.request));
+        let settings =
+            config::resolve(config, submission.transport.as_deref(), submission.specprefill, *by_hand);
+        if scorer.is_none() && !settings.enabled.value {
+            return false;
+        }
+        let keep = settings.keep.value;
+        let threshold = usize::try_from(settings.threshold.value).unwrap_or(usize::MAX);
+        let admission =
+            admit(submission.prompt.len(), sequence.restored, submission.protected_tokens, threshold);
+        let verdict = if settings.enabled.value { admission.verdict } else { SparseVerdict::Off };
+        let text = self.text;
+        let around = |from: usize, to: usize| {
+            let tokens = submission.prompt.get(from..to.min(submission.prompt.len())).unwrap_or_default();
+            text.decode(tokens, true)
+        };
+        let end = submission.protected_tokens;
+        let told = SparseAdmission {
+            verdict,
+            protected_tokens: end as u64,
+            boundary_before: around(end.saturating_sub(BOUNDARY_TOKENS), end),
+            boundary_after: around(end, end + BOUNDARY_TOKENS),
+            suffix_tokens: admission.suffix as u64,
+            to_score_tokens: admission.to_score as u64,
+            settings,
+        };
+        out.emit(clock.now(), lane, request, Body::SparseAdmitted(Box::new(told)));
+        if verdict != SparseVerdict::Sparse {
+            return false;
+        }
+        out.emit(clock.now(), lane, request, Body::Routed { route: Route::Sparse, uncached_suffix });
+        let (window, origin) = (submission.prompt[admission.origin..].to_vec(), origin);
+        let begun = match scorer {
+            Some(scorer) => scorer.begin(sequence.request, submission.lane, window, origin),
+            None => Err(ScoringFailed::NoScorer),
+        };
+        match begun {
+            Ok(scoring) => {
+                sequence.scoring = Some(UnderScoring { scoring, admitted: (admission, keep) });
+                sequence.stage = Stage::Scoring;
+            }
+            Err(error) => fall_back(sequence, &error, clock, out),
+        }
+        true
+    }
+
+    /// Does a piece of the oldest scoring's work.
+    pub(super) fn score_one(&mut self, outcome: &mut StepOutcome, clock: &mut Clock, out: &mut Emitter) {
+        let Some(scorer) = &mut self.sparse.scorer else { return };
+        let Some(sequence) = self.running.iter_mut().find(|s| s.stage == Stage::Scoring) else { return };
+        let Some(mut under) = sequence.scoring.take() else { return };
+        let (lane, request) = (Some(sequence.submission.lane), sequence.request);
+        match scorer.step(&mut under.scoring, clock.now()) {
+            Err(error) => {
+                scorer.give_up(under.scoring, &error);
+                fall_back(sequence, &error, clock, out);
+            }
+            Ok(Some(took)) => {
+                clock.spend(took);
+                let (done, total) = under.scoring.progress();
+                out.emit(clock.now(), lane, Some(request), Body::ScoringProgress { done, total });
+                sequence.scoring = Some(under);
+            }
+            Ok(None) => match scorer.finish(under.scoring, clock.now()) {
+                Err(error) => fall_back(sequence, &error, clock, out),
+                Ok(window) => {
+                    let block_tokens = self.cache.block_tokens();
+                    let scored = self.sparse.choose(sequence, window, under.admitted, block_tokens, clock);
+                    out.emit(clock.now(), lane, Some(request), Body::Scored(Box::new(scored)));
+                    let last = sequence.last_storable();
+                    if let Some(state) = &mut sequence.recurrent {
+                        state.capture_up_to(last);
+                    }
+                    sequence.stage = Stage::Prefilling;
+                    outcome.phases.push((request, Phase::Score));
+                }
+            },
+        }
+    }
+
+    /// Chooses again from the attention that the latest scoring captured.
+    pub fn rescore(&self, ticket: u64, knobs: Rescore) -> Rescored {
+        let answer = |problem: Option<&str>| Rescored {
+            ticket,
+            unit_scores: Vec::new(),
+            unit_tokens: knobs.unit as u64,
+            selected_tokens: 0,
+            kept: Vec::new(),
+            problem: problem.map(str::to_owned),
+        };
+        let Some(Captured { origin, weights }) = &self.sparse.captured else {
+            return answer(Some("nothing has been scored yet"));
+        };
+        if knobs.unit == 0 || knobs.pool.is_multiple_of(2) || !(knobs.keep > 0.0 && knobs.keep <= 1.0) {
+            return answer(Some("keep is above 0 and up to 1, pool is odd, a unit has at least one token"));
+        }
+        let scores = unit_scores(&importance(weights, knobs.pool, knobs.aggregation), knobs.unit);
+        let selection = select(&scores, weights.window, knobs.unit, knobs.keep, knobs.tail_tokens);
+        Rescored {
+            selected_tokens: selection.selected_tokens as u64,
+            kept: selection.positions_from(*origin),
+            unit_scores: scores,
+            ..answer(None)
+        }
+    }
+}
+
+impl SparseSide {
+    /// Chooses what is computed of a window that was scored, and sets the sequence on that course.
+    fn choose(
+        &mut self,
+        sequence: &mut Sequence<'_>,
+        scored: ScoredWindow,
+        (admission, keep): (Admission, f64),
+        block_tokens: usize,
+        clock: &mut Clock,
+    ) -> Scored {
+        let ScoredWindow { origin, window, cached, start, stored, steps, prefill, lookahead, weights } =
+            scored;
+        let knobs = &self.config.specprefill;
+        let ((scores, selection, plan), chosen) = clock.measure(|| {
+            let scores = unit_scores(&importance(&weights, knobs.pool, knobs.aggregation), knobs.unit);
+            let selection = select(&scores, window, knobs.unit, keep, knobs.tail_tokens);
+            let plan = Plan::new(&admission, &selection, knobs.leaves, block_tokens);
+            (scores, selection, plan)
+        });
+        clock.spend(weights.compute);
+        let Plan { positions, dense_until, .. } = plan;
+        let restored = 0..sequence.restored as u32;
+        sequence.course =
+            Course::sparse(restored.chain(positions).collect(), knobs.leaves != SparseLeaves::Nothing);
+        let scored = Scored {
+            origin: origin as u64,
+            scored_tokens: window as u64,
+            draft_cached_tokens: cached as u64,
+            start,
+            draft_stored_tokens: stored.map(|stored| stored as u64),
+            lookahead_steps: steps as u64,
+            prefill,
+            lookahead,
+            importance: Nanos(weights.compute.0 + chosen.0),
+            unit_tokens: knobs.unit as u64,
+            unit_scores: scores,
+            selected_tokens: selection.selected_tokens as u64,
+            kept: selection.positions_from(origin),
+            dense_until: dense_until as u64,
+        };
+        self.captured = Some(Captured { origin, weights });
+        scored
+    }
+}
+
+/// Has the suffix computed densely after all.
+fn fall_back(sequence: &mut Sequence<'_>, error: &ScoringFailed, clock: &Clock, out: &mut Emitter) {
+    let (lane, request) = (Some(sequence.submission.lane), Some(sequence.request));
+    let message = error.to_string();
+    tracing::warn!(request = sequence.request.0, message, "the suffix is computed densely");
+    out.emit(clock.now(), lane, request, Body::SparseFellBack { message });
+    let uncached_suffix = (sequence.prompt_tokens() - sequence.restored) as u64;
+    out.emit(clock.now(), lane, request, Body::Routed { route: Route::Dense, uncached_suffix });
+    sequence.stage = Stage::Prefilling;
+}

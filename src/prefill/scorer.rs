@@ -1,0 +1,471 @@
+//! The scorer: a small model that reads the uncached suffix and says which of its tokens matter.
+//!
+//! It is a second resident model with a prefix cache of its own. What it reads is the *window*, the prompt from its origin on, as a
+//! sequence that starts at position 0; so its cache is keyed by the window's tokens, and a window that starts elsewhere is another
+//! sequence, read from nothing. A scoring goes in steps, so that its caller can do something else between them: prefill in chunks,
+//! then a short look-ahead whose queries are captured, then what those queries make of the window's keys ([`Scorer::finish`]).
+//!
+//! Its recurrent state is captured once a scoring, at the last block boundary that the prefill can stop at
+//! ([`last_reachable_boundary`]). What the look-ahead computes is never stored.
+//!
+//! Source: Liu, Chen, Zhang, "Speculative Prefill" (2025, arXiv 2502.02789), for capture and look-ahead; the cache and its boundary
+//! after Oliver Yu's account of oMLX (CC BY 4.0).
+
+use std::collections::HashMap;
+
+use super::sparse::last_reachable_boundary;
+use crate::cache::boundary::Boundaries;
+use crate::cache::budget::{Budget, DeviceLimits};
+use crate::cache::lookup::End;
+use crate::cache::pool::PageRef;
+use crate::cache::recurrent::RecurrentState;
+use crate::cache::served::common_prefix;
+use crate::cache::{Cache, CacheFull, StaleState, chain};
+use crate::config::{PlaceholderPolicy, QuerySource, SnapshotPolicy, SpecPrefillConfig};
+use crate::decode::{Sampler, Sampling};
+use crate::device::{DeviceError, Executor, KeyWeights, LogitRows, PageId, Queries, Span};
+use crate::event::{LaneId, Nanos, RequestId, Route, ScorerStart, Stamp};
+
+/// Temperature and nucleus of the look-ahead: likely continuations, not only the likeliest.
+const LOOKAHEAD: Sampling =
+    Sampling { temperature: 0.6, top_k: 0, top_p: 0.95, min_p: 0.0, repetition_penalty: 1.0, seed: 0 };
+
+/// Why a window could not be scored. The suffix is then computed densely.
+#[derive(Debug, thiserror::Error)]
+pub enum ScoringFailed {
+    /// There is none.
+    #[error(
+        "no scorer is loaded: set `model.draft` to a smaller model with the same tokenizer, or `specprefill.scorer` to \
+         `self:N` for the model's own first layers"
+    )]
+    NoScorer,
+    /// The scorer's device refused.
+    #[error("the scorer: {0}")]
+    Device(#[from] DeviceError),
+    /// No room for its state.
+    #[error("the scorer's cache: {0}")]
+    Full(#[from] CacheFull),
+    /// State it was to read is somebody else's.
+    #[error("the scorer's cache: {0}")]
+    Stale(#[from] StaleState),
+    /// The window does not fit its context.
+    #[error(
+        "a window of {window} tokens and {steps} of look-ahead do not fit the scorer's context of {context}; \
+         use a scorer with a longer context"
+    )]
+    Context {
+        /// Tokens of the window.
+        window: usize,
+        /// Tokens to decode.
+        steps: usize,
+        /// Tokens the scorer's context holds.
+        context: usize,
+    },
+}
+
+/// What a scorer is set to do.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ScorerSettings {
+    /// Steps of look-ahead, or tokens of the tail.
+    pub lookahead: usize,
+    /// Whose queries score.
+    pub queries: QuerySource,
+    /// Seed of the look-ahead.
+    pub seed: u64,
+    /// Tokens of a prefill chunk.
+    pub chunk_tokens: usize,
+    /// Upper bound of its state in RAM, bytes.
+    pub ram_bytes: u64,
+}
+
+impl ScorerSettings {
+    /// The configured ones, for a scorer that can decode or not.
+    pub fn of(
+        config: &SpecPrefillConfig,
+        chunk_tokens: usize,
+        ram_bytes: u64,
+        decodes: bool,
+    ) -> ScorerSettings {
+        let queries = if decodes { config.queries } else { QuerySource::PromptTail };
+        ScorerSettings { lookahead: config.lookahead, queries, seed: config.seed, chunk_tokens, ram_bytes }
+    }
+
+    /// Tokens that are decoded at most.
+    fn steps(&self) -> usize {
+        match self.queries {
+            QuerySource::Lookahead => self.lookahead,
+            QuerySource::PromptAndLookahead => self.lookahead.saturating_sub(1),
+            QuerySource::PromptTail => 0,
+        }
+    }
+
+    /// Queries that the window's own last tokens give.
+    fn from_window(&self) -> usize {
+        match self.queries {
+            QuerySource::Lookahead => 0,
+            QuerySource::PromptAndLookahead => 1,
+            QuerySource::PromptTail => self.lookahead,
+        }
+    }
+}
+
+/// The scorer, its cache, and what it read last in each lane.
+pub struct Scorer {
+    executor: Box<dyn Executor>,
+    settings: ScorerSettings,
+    /// Tokens that end a reply, and the look-ahead.
+    stops: Vec<u32>,
+    cache: Cache,
+    /// Pages and slots the device holds.
+    held: (usize, usize),
+    last: HashMap<LaneId, LastWindow>,
+}
+
+/// A window as it was read.
+#[derive(Debug)]
+struct LastWindow {
+    origin: usize,
+    tokens: Vec<u32>,
+    /// Boundaries of it that were stored, tokens.
+    stored: Vec<usize>,
+}
+
+/// A scoring under way. Ends with [`Scorer::finish`] or [`Scorer::abandon`].
+#[derive(Debug)]
+pub struct Scoring {
+    request: RequestId,
+    lane: LaneId,
+    origin: usize,
+    /// The window, then what was decoded.
+    tokens: Vec<u32>,
+    window: usize,
+    computed: usize,
+    cached: usize,
+    start: ScorerStart,
+    /// Where recurrent state is captured.
+    boundary: Option<usize>,
+    pages: Vec<PageRef>,
+    recurrent: Option<RecurrentState>,
+    sampler: Sampler,
+    queries: Queries,
+    prefill: Nanos,
+    lookahead: Nanos,
+    stopped: bool,
+}
+
+impl Scoring {
+    /// Tokens of the window that are prefilled, and that are to be.
+    pub fn progress(&self) -> (u64, u64) {
+        let done = self.computed.min(self.window) - self.cached;
+        (done as u64, (self.window - self.cached) as u64)
+    }
+
+    /// Absolute position of the window's first token.
+    pub fn origin(&self) -> usize {
+        self.origin
+    }
+
+    /// Whether the window has been prefilled.
+    pub fn is_prefilled(&self) -> bool {
+        self.computed >= self.window
+    }
+}
+
+/// What a scoring gave.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ScoredWindow {
+    /// Absolute position of its first token.
+    pub origin: usize,
+    /// Tokens of the window.
+    pub window: usize,
+    /// Of those, tokens restored.
+    pub cached: usize,
+    /// Why it started there.
+    pub start: ScorerStart,
+    /// Boundary whose recurrent state was newly stored, tokens from the origin.
+    pub stored: Option<usize>,
+    /// Tokens decoded.
+    pub steps: usize,
+    /// Compute time of the prefill.
+    pub prefill: Nanos,
+    /// Compute time of the look-ahead.
+    pub lookahead: Nanos,
+    /// What the captured queries make of the window's keys.
+    pub weights: KeyWeights,
+}
+
+impl Scorer {
+    /// A scorer with an empty cache. `text` is the digest of the tokenizer, `stops` the tokens that end a reply.
+    pub fn new(
+        executor: Box<dyn Executor>,
+        text: [u8; 32],
+        stops: Vec<u32>,
+        settings: ScorerSettings,
+    ) -> Scorer {
+        let facts = executor.facts();
+        let identity = chain::Identity {
+            model: facts.digest,
+            text,
+            precision: facts.precision,
+            family: facts.family,
+            block_tokens: facts.page_tokens,
+        };
+        let budget = Budget {
+            limit_bytes: settings.ram_bytes,
+            page_bytes: facts.page_bytes.max(1) as u64,
+            slot_bytes: facts.slot_bytes as u64,
+            sequences: 1,
+            context_pages: facts.context_tokens.div_ceil(facts.page_tokens.max(1)),
+            device: DeviceLimits::default(),
+        };
+        let cache = Cache::new(&identity, facts.page_tokens, budget);
+        Scorer { executor, settings, stops, cache, held: (0, 0), last: HashMap::new() }
+    }
+
+    /// Tokens a block of its cache holds.
+    pub fn block_tokens(&self) -> usize {
+        self.cache.block_tokens()
+    }
+
+    /// Starts on a window, from what its cache holds of it. At least one token of it is computed.
+    pub fn begin(
+        &mut self,
+        request: RequestId,
+        lane: LaneId,
+        window: Vec<u32>,
+        origin: usize,
+    ) -> Result<Scoring, ScoringFailed> {
+        let ScorerSettings { chunk_tokens, seed, .. } = self.settings;
+        let (steps, context) = (self.settings.steps(), self.executor.facts().context_tokens);
+        if window.is_empty() || window.len() + steps > context {
+            return Err(ScoringFailed::Context { window: window.len(), steps, context });
+        }
+        self.reserve()?;
+        let found = self.cache.look_up(&window);
+        self.cache.touch(&found.chain());
+        // What gives queries is computed anew in one piece, warm or cold; the first of it stands for the last token of what is cut into chunks.
+        let reusable = window.len() - self.settings.from_window().clamp(1, window.len()) + 1;
+        let choice = found.choose(&self.cache, reusable, 0, PlaceholderPolicy::WalkBack);
+        let pages: Vec<PageRef> =
+            found.blocks[..choice.blocks].iter().filter_map(|candidate| candidate.page()).collect();
+        pages.iter().try_for_each(|page| self.cache.check(*page))?;
+        let cached = choice.blocks * self.cache.block_tokens();
+        let block = self.cache.block_tokens();
+        let boundary = last_reachable_boundary(cached, reusable, chunk_tokens, block);
+        let recurrent = match self.cache.is_recurrent() {
+            false => None,
+            true => {
+                let within = boundary.map_or((0, 0), |boundary| (boundary, boundary));
+                let boundaries = Boundaries {
+                    policy: SnapshotPolicy::EVERY,
+                    block_tokens: block,
+                    prompt_tokens: window.len(),
+                    branch: None,
+                    within,
+                };
+                let snapshot = choice.blocks.checked_sub(1).and_then(|last| match found.blocks[last].end {
+                    End::Ram(slot) => Some((found.places[last].hash, slot)),
+                    _ => None,
+                });
+                snapshot.map_or(Ok(()), |(_, slot)| self.cache.check_slot(slot))?;
+                Some(RecurrentState::start(&mut self.cache, boundaries, snapshot)?)
+            }
+        };
+        self.cache.hold(&pages);
+        Ok(Scoring {
+            request,
+            lane,
+            origin,
+            start: self.start(lane, origin, &window, cached),
+            window: window.len(),
+            tokens: window,
+            computed: cached,
+            cached,
+            boundary,
+            pages,
+            recurrent,
+            sampler: Sampler::new(Sampling { seed, ..LOOKAHEAD }),
+            queries: Queries::default(),
+            prefill: Nanos(0),
+            lookahead: Nanos(0),
+            stopped: false,
+        })
+    }
+
+    /// Why a window starts where it does.
+    fn start(&self, lane: LaneId, origin: usize, window: &[u32], cached: usize) -> ScorerStart {
+        match self.last.get(&lane) {
+            _ if cached > 0 => ScorerStart::Warm,
+            None => ScorerStart::First,
+            Some(last) if last.origin != origin => ScorerStart::OriginMoved { from: last.origin as u64 },
+            Some(last) => {
+                let shared = common_prefix(&last.tokens, window);
+                match last.stored.iter().any(|stored| *stored <= shared) {
+                    true => ScorerStart::Evicted,
+                    false => ScorerStart::Diverged { shared: shared as u64 },
+                }
+            }
+        }
+    }
+
+    /// Does the next piece of work: a chunk of the prefill, or a token of the look-ahead. Gives the time it took; `None` once there is nothing
+    /// left to do but to [`Scorer::finish`].
+    pub fn step(&mut self, scoring: &mut Scoring, now: Stamp) -> Result<Option<Nanos>, ScoringFailed> {
+        if scoring.is_prefilled() {
+            return self.look_ahead(scoring, now);
+        }
+        let start = scoring.computed;
+        let end = self.chunk_end(scoring);
+        let last = end == scoring.window;
+        let wants_logits = last && self.settings.steps() > 0;
+        let capture = if last { self.settings.from_window().min(end - start) } else { 0 };
+        let took = self.forward(scoring, end, capture, wants_logits, now)?;
+        scoring.prefill.0 += took.0;
+        Ok(Some(took))
+    }
+
+    /// Where the chunk that comes next ends. The tokens that give queries are not divided among chunks.
+    fn chunk_end(&self, scoring: &Scoring) -> usize {
+        let start = scoring.computed;
+        let window = scoring.window;
+        let tail = window - self.settings.from_window().clamp(1, window);
+        let stop = scoring.recurrent.as_ref().and_then(|state| state.next_stop(start));
+        let last = if start < tail { tail } else { window };
+        let end = (start + self.settings.chunk_tokens.max(1)).min(last);
+        let end = stop.map_or(end, |stop| end.min(stop));
+        if start >= tail {
+            window
+        } else {
+            start + self.executor.admits(start, end - start).max(1).min(end - start)
+        }
+    }
+
+    fn look_ahead(&mut self, scoring: &mut Scoring, now: Stamp) -> Result<Option<Nanos>, ScoringFailed> {
+        let decoded = scoring.computed - scoring.window;
+        if scoring.stopped || decoded >= self.settings.steps() {
+            return Ok(None);
+        }
+        let end = scoring.computed + 1;
+        let more = decoded + 1 < self.settings.steps();
+        let took = self.forward(scoring, end, 1, more, now)?;
+        scoring.lookahead.0 += took.0;
+        Ok(Some(took))
+    }
+
+    /// Computes tokens up to `end`, and where logits are wanted draws the token after them.
+    fn forward(
+        &mut self,
+        scoring: &mut Scoring,
+        end: usize,
+        capture: usize,
+        wants_logits: bool,
+        now: Stamp,
+    ) -> Result<Nanos, ScoringFailed> {
+        let block = self.cache.block_tokens();
+        while scoring.pages.len() < end.div_ceil(block) {
+            let last = scoring.pages.last().copied();
+            scoring.pages.push(self.cache.allocate(scoring.request, last, now)?);
+        }
+        if let Some(state) = &mut scoring.recurrent {
+            state.prepare(end, scoring.request, &mut self.cache, now);
+        }
+        self.reserve()?;
+        scoring.pages.iter().try_for_each(|page| self.cache.check(*page))?;
+        scoring.recurrent.as_ref().map_or(Ok(()), |state| state.check(&self.cache))?;
+        let pages: Vec<PageId> = scoring.pages.iter().map(|page| page.id()).collect();
+        let span = Span {
+            pages: &pages,
+            start: scoring.computed,
+            tokens: &scoring.tokens[scoring.computed..end],
+            positions: None,
+            capture,
+            state: scoring.recurrent.as_ref().map(|state| state.flow(end)),
+            logits: if wants_logits { LogitRows::Last } else { LogitRows::None },
+        };
+        let forward = self.executor.forward(&[span])?;
+        scoring.computed = end;
+        if let Some(state) = &mut scoring.recurrent {
+            state.advance(end, &mut self.cache);
+        }
+        scoring.queries.append(forward.queries);
+        // A stop token's query is still taken; nothing after it means anything.
+        scoring.stopped |= end > scoring.window && self.stops.contains(&scoring.tokens[end - 1]);
+        if wants_logits && !scoring.stopped {
+            scoring.tokens.push(scoring.sampler.choose(&forward.logits, &scoring.tokens));
+        }
+        Ok(forward.compute)
+    }
+
+    /// Has the device hold what the cache has handed out.
+    fn reserve(&mut self) -> Result<(), ScoringFailed> {
+        let (pages, slots) = self.cache.reservation();
+        if pages > self.held.0 || slots > self.held.1 {
+            let wanted = (pages.max(self.held.0), slots.max(self.held.1));
+            self.executor.reserve(wanted.0, wanted.1)?;
+            self.held = wanted;
+        }
+        Ok(())
+    }
+
+    /// Weighs the window's keys, stores the window's whole blocks and its captured state, and gives the rest back.
+    pub fn finish(&mut self, scoring: Scoring, now: Stamp) -> Result<ScoredWindow, ScoringFailed> {
+        let pages: Vec<PageId> = scoring.pages.iter().map(|page| page.id()).collect();
+        let weights = match self.executor.key_weights(&pages, 0..scoring.window, &scoring.queries) {
+            Ok(weights) => weights,
+            Err(error) => {
+                let error = error.into();
+                self.give_up(scoring, &error);
+                return Err(error);
+            }
+        };
+        let captured = scoring.recurrent.as_ref().map(RecurrentState::captured).unwrap_or_default();
+        let window = &scoring.tokens[..scoring.window];
+        let stored = self.cache.store(window, &scoring.pages, captured, scoring.request, Route::Dense, now);
+        let boundary = scoring.boundary.filter(|_| stored.new_snapshots > 0 || !self.cache.is_recurrent());
+        let before = self.last.remove(&scoring.lane).filter(|last| last.origin == scoring.origin);
+        let shared = before.as_ref().map_or(0, |last| common_prefix(&last.tokens, window));
+        let kept = before.into_iter().flat_map(|last| last.stored).filter(|stored| *stored <= shared);
+        let last = LastWindow {
+            origin: scoring.origin,
+            tokens: window.to_vec(),
+            stored: kept.chain(boundary).collect(),
+        };
+        self.last.insert(scoring.lane, last);
+        let scored = ScoredWindow {
+            origin: scoring.origin,
+            window: scoring.window,
+            cached: scoring.cached,
+            start: scoring.start,
+            stored: boundary,
+            steps: scoring.computed - scoring.window,
+            prefill: scoring.prefill,
+            lookahead: scoring.lookahead,
+            weights,
+        };
+        self.abandon(scoring);
+        Ok(scored)
+    }
+
+    /// Ends a scoring that failed. Where the device lost its state, so does the cache.
+    pub fn give_up(&mut self, scoring: Scoring, error: &ScoringFailed) {
+        self.abandon(scoring);
+        if matches!(error, ScoringFailed::Device(DeviceError::StateLost(_))) {
+            self.cache.evict_all(Stamp::default());
+            self.cache.shrink(0, 0);
+            self.held = (0, 0);
+        }
+    }
+
+    /// Gives back what a scoring holds; nothing of it is stored.
+    pub fn abandon(&mut self, scoring: Scoring) {
+        self.cache.release(&scoring.pages);
+        if let Some(state) = scoring.recurrent {
+            state.release(&mut self.cache);
+        }
+    }
+
+    /// Drops everything it has cached. Gives the blocks dropped.
+    pub fn evict_all(&mut self, now: Stamp) -> usize {
+        self.cache.evict_all(now)
+    }
+}
