@@ -105,6 +105,17 @@ pub enum SparseLeaves {
     NextBoundary,
 }
 
+impl SparseLeaves {
+    /// The word in configurations and reports.
+    pub fn word(self) -> &'static str {
+        match self {
+            SparseLeaves::Nothing => "nothing",
+            SparseLeaves::FirstSkip => "first_skip",
+            SparseLeaves::NextBoundary => "next_boundary",
+        }
+    }
+}
+
 /// `specprefill.scorer`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ScorerChoice {

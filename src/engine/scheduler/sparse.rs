@@ -12,7 +12,7 @@ use crate::engine::emitter::Emitter;
 use crate::engine::sequence::{Course, Sequence, Stage, UnderScoring};
 use crate::event::{Body, Nanos, Phase, Rescored, Route, Scored, SparseAdmission, SparseVerdict};
 use crate::prefill::scorer::{ScoredWindow, Scorer, ScoringFailed};
-use crate::prefill::sparse::{Admission, Plan, admit, importance, plan, select, unit_scores};
+use crate::prefill::sparse::{Admission, Plan, admit, importance, select, unit_scores};
 
 /// Tokens of text shown on either side of the protected prefix's end.
 const BOUNDARY_TOKENS: usize = 8;
@@ -91,7 +91,7 @@ impl Scheduler<'_> {
             return false;
         }
         out.emit(clock.now(), lane, request, Body::Routed { route: Route::Sparse, uncached_suffix });
-        let (window, origin) = (submission.prompt[admission.origin..].to_vec(), origin);
+        let (window, origin) = (submission.prompt[admission.origin..].to_vec(), admission.origin);
         let begun = match scorer {
             Some(scorer) => scorer.begin(sequence.request, submission.lane, window, origin),
             None => Err(ScoringFailed::NoScorer),

@@ -20,7 +20,7 @@ fn pair() -> Config {
     config.model.threads = 2;
     config.cache.block_tokens = BLOCK;
     config.specprefill.enabled = Some(true);
-    config.specprefill.threshold = 200;
+    config.specprefill.threshold = Some(200);
     config.specprefill.tail_tokens = 64;
     config.scheduler = SchedulerConfig { max_sequences: 2, chunk_tokens: 96 };
     config
@@ -118,7 +118,7 @@ fn with_everything_kept_a_sparse_run_is_the_dense_run_bit_for_bit_and_leaves_the
         let run = |enabled: bool, leaves| {
             let mut config = config.clone();
             config.specprefill.enabled = Some(enabled);
-            config.specprefill.keep = 1.0;
+            config.specprefill.keep = Some(1.0);
             config.specprefill.leaves = leaves;
             run_pair(&config, |scheduler, clock, out| {
                 serve_all(&growing(4), scheduler, clock, out);
