@@ -181,18 +181,18 @@ mod tests {
     fn a_lane_is_a_name_and_what_it_sets() {
         let lane = parse("keep10:specprefill.enabled=true,specprefill.keep=0.1").unwrap();
         let set = config(&lane).specprefill;
-        assert_eq!((lane.name.as_str(), set.enabled, set.keep), ("keep10", Some(true), 0.1));
+        assert_eq!((lane.name.as_str(), set.enabled, set.keep), ("keep10", Some(true), Some(0.1)));
         assert_eq!(config(&parse("sparse").unwrap()).specprefill.enabled, Some(true));
         assert_eq!(config(&parse("dense").unwrap()).specprefill.enabled, Some(false));
         let sparse = config(&parse("sparse:specprefill.threshold=64").unwrap()).specprefill;
-        assert_eq!((sparse.enabled, sparse.threshold), (Some(true), 64));
+        assert_eq!((sparse.enabled, sparse.threshold), (Some(true), Some(64)));
     }
 
     #[test]
     fn a_value_may_hold_commas() {
         let lane = parse("a:model.path=x,y,specprefill.keep=0.5").unwrap();
         let config = config(&lane);
-        assert_eq!((config.model.path, config.specprefill.keep), (Some("x,y".into()), 0.5));
+        assert_eq!((config.model.path, config.specprefill.keep), (Some("x,y".into()), Some(0.5)));
     }
 
     #[test]
