@@ -4,9 +4,21 @@
 //! here prints or knows of a terminal.
 
 mod comparison;
+mod kept;
 mod lane;
 mod lockstep;
+mod reply;
+mod row;
+mod spread;
+mod turn;
+mod verdict;
 
 pub use comparison::Comparison;
+pub use kept::{SegmentKept, kept_ranges};
 pub use lane::{BadLane, DENSE, LANES, LaneSpec, SPARSE, lanes};
 pub use lockstep::{LaneSetup, Lockstep, News};
+pub use reply::{Closeness, ReplyDifference};
+pub use row::CompareRow;
+pub use spread::Spread;
+pub use turn::{Cell, Place, Survived, Turn};
+pub use verdict::{Disagreement, Lead, Outcome, Owed, Verdict};

@@ -25,7 +25,7 @@ pub use restore::{
 pub use sink::{ChannelSink, Fanout, Sink};
 pub use sparse::{
     Effective, Logits, Rescored, Scored, ScorerStart, SetBy, SparseAdmission, SparseSettings, SparseVerdict,
-    SpecPrefillFacts,
+    SpecPrefillFacts, Survival, SurvivingIdentifier,
 };
 pub use tier::{TierReading, TierStored, TierTrouble};
 pub use time::{Nanos, Stamp};
@@ -355,6 +355,8 @@ pub enum Body {
     },
     /// The suffix has been scored and its units chosen.
     Scored(Box<Scored>),
+    /// What a sparse prefill left of the identifiers that the recorded reply uses. Told when the request has ended, where a reply is recorded.
+    Survived(Survival),
     /// Scoring failed; the suffix is computed densely.
     SparseFellBack {
         /// Why.

@@ -140,6 +140,24 @@ impl Scored {
     }
 }
 
+/// What the kept tokens of a sparse prefill still spell of what the recorded reply goes on to use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Survival {
+    /// Identifiers of the recorded reply that the prompt contains, in the reply's order; the first few hundred.
+    pub identifiers: Vec<SurvivingIdentifier>,
+}
+
+/// An identifier: a path, a name, a number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SurvivingIdentifier {
+    /// It.
+    pub text: String,
+    /// How often it occurs in the prompt.
+    pub occurrences: u64,
+    /// Of those, occurrences whose tokens were all restored or computed.
+    pub kept: u64,
+}
+
 /// Another choice from the attention that a scoring captured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Rescored {

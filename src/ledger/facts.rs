@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use crate::event::{
     DeviceMemory, FinishReason, HistoryChange, LaneId, Logits, Nanos, Phase, RequestId, Restore, Route,
-    Scored, SegmentRun, ShrunkChunk, SlotMemory, SnapshotsStored, Source, SparseAdmission, Stamp, TierStored,
-    TierTrouble, TranscriptItem,
+    Scored, SegmentRun, ShrunkChunk, SlotMemory, SnapshotsStored, Source, SparseAdmission, Stamp, Survival,
+    TierStored, TierTrouble, TranscriptItem,
 };
 
 /// Everything known about one request.
@@ -55,6 +55,9 @@ pub struct RequestFacts {
     /// Why the suffix was computed densely though it was to be computed sparsely.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fell_back: Option<String>,
+    /// What was left of the identifiers that the recorded reply uses; `None` where nothing was dropped or no reply is recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub survival: Option<Survival>,
     /// The uncached suffix.
     pub uncached_suffix: Option<u64>,
     /// Suffix tokens computed so far and in all.
@@ -137,6 +140,7 @@ impl RequestFacts {
             scoring: None,
             scored: None,
             fell_back: None,
+            survival: None,
             uncached_suffix: None,
             progress: None,
             computed_tokens: None,

@@ -223,6 +223,7 @@ impl Ledger {
                 request.scoring = None;
                 request.fell_back = Some(message.clone());
             }
+            Body::Survived(survival) => request.survival = Some(survival.clone()),
             Body::ReplyLogits { logits } => request.reply_logits = Some(logits.clone()),
             Body::PrefillProgress { done, total, shrunk, took, .. } => {
                 // A sparse chunk's tokens are not those between two depths.

@@ -227,6 +227,13 @@ fn describe(body: &Body) -> (&'static str, String) {
             "scored",
             format!("{} of {} kept", thousands(scored.selected_tokens), thousands(scored.scored_tokens)),
         ),
+        Body::Survived(survival) => {
+            let kept = survival.identifiers.iter().filter(|word| word.kept > 0).count();
+            (
+                "survived",
+                format!("{kept} of {} identifiers of the recorded reply", survival.identifiers.len()),
+            )
+        }
         Body::SparseFellBack { message } => ("sparse_fell_back", safe(message)),
         Body::ReplyLogits { logits } => ("reply_logits", format!("{}", logits.0.len())),
         Body::Rescored(rescored) => ("rescored", format!("{} kept", thousands(rescored.selected_tokens))),

@@ -1,0 +1,301 @@
+//! Who was faster over a whole session, until when the other led, and what is owed at the end.
+
+use serde::Serialize;
+
+use super::comparison::{Comparison, Repeat, Times};
+use super::spread::Spread;
+use super::turn::Place;
+use crate::event::Identity;
+use crate::ledger::{Ledger, PrefillCurve, RequestFacts};
+use crate::report::{counted, seconds, thousands};
+
+/// How a lane ends against the one it is compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// It took less time, in every repeat.
+    Faster,
+    /// It took more time, in every repeat.
+    Slower,
+    /// Repeats differ about which took less, or there is no difference.
+    Tie,
+}
+
+impl Outcome {
+    /// By how much more time the other took than the lane, one value a repeat.
+    fn of(lead: &Spread) -> Outcome {
+        match lead {
+            lead if lead.holds_zero() => Outcome::Tie,
+            lead if lead.min > 0.0 => Outcome::Faster,
+            _ => Outcome::Slower,
+        }
+    }
+}
+
+/// A lane's lead at some request, in summed time to first token.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Lead {
+    /// After which request.
+    pub place: Place,
+    /// By how many seconds, the median over repeats.
+    pub seconds: f64,
+}
+
+/// What a lane leaves to compute again.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Owed {
+    /// Prompt tokens of the last request that are not restorable.
+    pub tokens: u64,
+    /// What they cost on the compared lane's prefill curve, seconds; `None` where it has none.
+    pub seconds: Option<f64>,
+}
+
+/// What is to be said of a lane at the end.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Verdict {
+    /// The lane.
+    pub lane: String,
+    /// The lane it is compared with.
+    pub against: String,
+    /// Requests that both brought to their first token, from the first one on.
+    pub requests: u64,
+    /// The last of these.
+    pub last: Option<Place>,
+    /// Whether one of them has others behind it that only one of both has.
+    pub partial: bool,
+    /// Runs of all lanes.
+    pub repeats: u64,
+    /// Whether times are a cost model's.
+    pub simulated: bool,
+    /// Time to first token, summed over the requests, seconds.
+    pub ttft_sum_s: Option<Spread>,
+    /// The other lane's.
+    pub against_ttft_sum_s: Option<Spread>,
+    /// By how much the other's exceeds it, repeat by repeat: positive where this lane is faster.
+    pub lead_s: Option<Spread>,
+    /// What that means.
+    pub outcome: Option<Outcome>,
+    /// The same as `lead_s` for whole requests, replies included.
+    pub whole_lead_s: Option<Spread>,
+    /// What that means.
+    pub whole_outcome: Option<Outcome>,
+    /// The last request after which the lane led.
+    pub led_until: Option<Place>,
+    /// Its greatest lead.
+    pub best_lead: Option<Lead>,
+    /// Time the scorer took in all, seconds.
+    pub scorer_sum_s: Option<Spread>,
+    /// What the lane owes when it has ended.
+    pub owed: Option<Owed>,
+    /// What the other owes.
+    pub against_owed: Option<Owed>,
+}
+
+/// Something that is not the same in every repeat, though nothing of it is a time.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Disagreement {
+    /// The lane.
+    pub lane: String,
+    /// The repeat that differs from the first one, from 1.
+    pub repeat: u64,
+    /// The first request that does.
+    pub place: Option<Place>,
+    /// What differs in it, and how.
+    pub what: String,
+}
+
+impl Comparison {
+    /// A verdict on every lane that is compared with another.
+    pub fn verdicts(&self) -> Vec<Verdict> {
+        self.others().map(|lane| self.verdict(lane)).collect()
+    }
+
+    fn verdict(&self, lane: usize) -> Verdict {
+        let base = self.base();
+        let [first, ..] = self.all() else { return Verdict::unknown(self, lane) };
+        let places = first.places(base);
+        let own: Vec<Vec<Times>> = self.all().iter().map(|r| r.sums(lane, base, &places).0).collect();
+        let other: Vec<Vec<Times>> = self.all().iter().map(|r| r.sums(base, base, &places).0).collect();
+        // Requests up to the first one that is not known in both lanes of every repeat.
+        let known = own.iter().map(|times| times.iter().take_while(|t| t.lead.is_some()).count()).min();
+        let known = known.unwrap_or(0);
+        let at = |times: &[Vec<Times>], index: Option<usize>, field: fn(&Times) -> Option<f64>| {
+            Spread::of(times.iter().map(|times| field(times.get(index?)?)))
+        };
+        let last = known.checked_sub(1);
+        let lead_s = at(&own, last, |t| t.lead);
+        let whole_lead_s = at(&own, last, |t| t.whole_lead);
+        let leads = (0..known).filter_map(|index| {
+            let seconds = at(&own, Some(index), |t| t.lead)?.median;
+            (seconds > 0.0).then_some(Lead { place: places[index], seconds })
+        });
+        let leads: Vec<Lead> = leads.collect();
+        let curve = first.ledgers.get(base).and_then(Ledger::prefill_curve);
+        Verdict {
+            requests: known as u64,
+            last: last.map(|index| places[index]),
+            partial: known < places.len(),
+            repeats: self.all().len() as u64,
+            simulated: self.is_simulated(),
+            ttft_sum_s: at(&own, last, |t| t.ttft_sum),
+            against_ttft_sum_s: at(&other, last, |t| t.ttft_sum),
+            outcome: lead_s.as_ref().map(Outcome::of),
+            lead_s,
+            whole_outcome: whole_lead_s.as_ref().map(Outcome::of),
+            whole_lead_s,
+            led_until: leads.last().map(|lead| lead.place),
+            best_lead: leads
+                .into_iter()
+                .reduce(|best, next| if next.seconds > best.seconds { next } else { best }),
+            scorer_sum_s: at(&own, last, |t| t.scorer_sum),
+            owed: Owed::by(first, lane, curve),
+            against_owed: Owed::by(first, base, curve),
+            ..Verdict::unknown(self, lane)
+        }
+    }
+
+    /// Whether the times are a cost model's rather than a machine's.
+    pub fn is_simulated(&self) -> bool {
+        let ledgers = self.all().iter().flat_map(|repeat| &repeat.ledgers);
+        ledgers.filter_map(Ledger::run).any(|run| run.identity == Identity::Simulated)
+    }
+
+    /// What is not the same in every repeat, though it should be: everything but times. A repeat that is under way is compared as far as it has
+    /// come.
+    pub fn disagreements(&self) -> Vec<Disagreement> {
+        let [first, further @ ..] = self.all() else { return Vec::new() };
+        let mut found = Vec::new();
+        for (repeat, other) in further.iter().enumerate() {
+            for lane in 0..self.names().len() {
+                let what = first.places(lane).into_iter().find_map(|place| {
+                    let (a, b) = (first.request(lane, place)?, other.request(lane, place)?);
+                    Some((place, difference(a, b)?))
+                });
+                if let Some((place, what)) = what {
+                    let (lane, repeat) = (self.name(lane).to_owned(), repeat as u64 + 2);
+                    found.push(Disagreement { lane, repeat, place: Some(place), what });
+                }
+            }
+        }
+        found
+    }
+}
+
+/// The first fact of a request that two repeats tell differently.
+fn difference(a: &RequestFacts, b: &RequestFacts) -> Option<String> {
+    type Fact = (&'static str, fn(&RequestFacts) -> Option<u64>);
+    let facts: [Fact; 7] = [
+        ("prompt tokens", |r| r.prompt_tokens),
+        ("checkpoint", |r| r.checkpoint()),
+        ("uncached suffix", |r| r.uncached_suffix),
+        ("selected tokens", |r| Some(r.scored.as_ref()?.selected_tokens)),
+        ("computed tokens", |r| r.computed_tokens),
+        ("reply tokens", |r| r.output_tokens),
+        ("restorable tokens", |r| r.canonical_tokens),
+    ];
+    let differing = facts.into_iter().find_map(|(name, fact)| {
+        let (a, b) = (fact(a)?, fact(b)?);
+        (a != b).then(|| format!("{name} {} in the first, {} in this one", thousands(a), thousands(b)))
+    });
+    differing.or_else(|| {
+        let (a, b) = (a.output_sha256.as_ref()?, b.output_sha256.as_ref()?);
+        (a != b).then(|| "another reply".to_owned())
+    })
+}
+
+impl Owed {
+    /// What the last request of the line of history that runs in `lane` leaves.
+    fn by(repeat: &Repeat, lane: usize, curve: Option<PrefillCurve>) -> Option<Owed> {
+        let last = repeat.ledgers.get(lane)?.requests().rfind(|request| !request.is_side())?;
+        let tokens = last.canonical_debt()?;
+        let priced = curve.zip(last.canonical_tokens).zip(last.prompt_tokens);
+        let seconds = priced.map(|((curve, from), to)| curve.seconds(from, to));
+        Some(Owed { tokens, seconds })
+    }
+
+    fn words(&self) -> String {
+        let about = self.seconds.map(|time| format!(" (≈ {})", seconds(time))).unwrap_or_default();
+        format!("{}{about}", counted(self.tokens, "token"))
+    }
+}
+
+impl Verdict {
+    fn unknown(comparison: &Comparison, lane: usize) -> Verdict {
+        Verdict {
+            lane: comparison.name(lane).to_owned(),
+            against: comparison.name(comparison.base()).to_owned(),
+            requests: 0,
+            last: None,
+            partial: false,
+            repeats: 0,
+            simulated: false,
+            ttft_sum_s: None,
+            against_ttft_sum_s: None,
+            lead_s: None,
+            outcome: None,
+            whole_lead_s: None,
+            whole_outcome: None,
+            led_until: None,
+            best_lead: None,
+            scorer_sum_s: None,
+            owed: None,
+            against_owed: None,
+        }
+    }
+
+    /// The verdict in one sentence. Times are summed times to first token where nothing else is said.
+    pub fn sentence(&self) -> String {
+        let (Some(lead), Some(outcome)) = (&self.lead_s, self.outcome) else {
+            return format!("{} and {}: no request has been answered in both", self.lane, self.against);
+        };
+        let mut text = self.course(lead.median, outcome);
+        if let Some(owed) = &self.owed {
+            text += &format!(" and owes {}", owed.words());
+        }
+        if let Some(owed) = &self.against_owed {
+            text += &format!("; {} owes {}", self.against, owed.words());
+        }
+        if let Some((whole, outcome)) = self.whole_lead_s.as_ref().zip(self.whole_outcome) {
+            text += &format!("; with replies {}", self.standing(whole.median, outcome));
+        }
+        text
+    }
+
+    /// How it went and how it ended.
+    fn course(&self, lead: f64, outcome: Outcome) -> String {
+        let (lane, against) = (&self.lane, &self.against);
+        let ends = format!("ends {} {against}", self.standing(lead, outcome));
+        let best = self.best_lead.as_ref().map(|best| (best, self.led_until));
+        match (best, outcome) {
+            (Some((best, Some(until))), Outcome::Slower | Outcome::Tie) if self.led_until != self.last => {
+                format!(
+                    "{lane} led until turn {} (by {}{}), {ends}",
+                    until.label(),
+                    seconds(best.seconds),
+                    if best.place == until {
+                        String::new()
+                    } else {
+                        format!(" at turn {}", best.place.label())
+                    },
+                )
+            }
+            (None, Outcome::Slower) => format!("{lane} never led, {ends}"),
+            (Some((best, _)), Outcome::Faster) if Some(best.place) != self.last => {
+                format!("{lane} {ends} (by {} at turn {})", seconds(best.seconds), best.place.label())
+            }
+            _ => format!("{lane} {ends}"),
+        }
+    }
+
+    /// `16.3 s behind`, `6.3 s ahead of`, `level with`.
+    fn standing(&self, lead: f64, outcome: Outcome) -> String {
+        match outcome {
+            Outcome::Faster => format!("{} ahead of", seconds(lead)),
+            Outcome::Slower => format!("{} behind", seconds(-lead)),
+            Outcome::Tie if self.repeats > 1 => {
+                format!("level, within the spread of {} repeats, with", self.repeats)
+            }
+            Outcome::Tie => "level with".to_owned(),
+        }
+    }
+}
