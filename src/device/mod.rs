@@ -156,6 +156,37 @@ pub struct Span<'a> {
 }
 
 impl Span<'_> {
+    /// Position of each token, in order.
+    pub fn token_positions(&self) -> impl Iterator<Item = u32> {
+        let place = self.start as u32;
+        (0..self.tokens.len()).map(move |index| match self.positions {
+            Some(positions) => positions[index],
+            None => place + index as u32,
+        })
+    }
+
+    /// Checks its list of positions and how many queries it asks for, against each other and a context of `context` tokens.
+    pub(crate) fn check_positions(&self, context: usize) -> Result<(), DeviceError> {
+        let (tokens, capture) = (self.tokens.len(), self.capture);
+        if capture > tokens {
+            return Err(DeviceError::Contract(format!("queries of {capture} tokens of a span of {tokens}")));
+        }
+        let Some(positions) = self.positions else { return Ok(()) };
+        let first = positions.first().map_or(0, |first| *first as usize);
+        let problem = if positions.len() != tokens {
+            format!("{} positions for {tokens} tokens", positions.len())
+        } else if let Some(pair) = positions.windows(2).find(|pair| pair[0] >= pair[1]) {
+            format!("position {} behind {}: positions must ascend", pair[1], pair[0])
+        } else if first < self.start {
+            format!("position {first} of a token with {} before it", self.start)
+        } else if let Some(last) = positions.last().filter(|last| **last as usize >= context) {
+            format!("position {last} lies beyond the context of {context} tokens")
+        } else {
+            return Ok(());
+        };
+        Err(DeviceError::Contract(problem))
+    }
+
     /// Where its recurrent state comes from and goes to, for a device at work on a recurrent layer: [`slots::SlotTable::check`] lets no span of a
     /// recurrent model through without.
     pub(crate) fn flow(&self) -> StateFlow {

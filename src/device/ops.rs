@@ -12,7 +12,7 @@ use super::{DeviceError, Identity, MemoryUse, PageId, SlotId, Span, StateFlow};
 pub struct Rows<'a> {
     /// The spans, in order; row `r` is the `r`-th token of their concatenation.
     pub spans: &'a [Span<'a>],
-    /// Absolute position of every row.
+    /// Position of every row, for its rotary embedding. Where its state lies goes by [`Span::start`] instead.
     pub positions: &'a [u32],
 }
 
@@ -28,10 +28,19 @@ impl Rows<'_> {
         self.spans.iter().map(range).collect()
     }
 
-    /// The page and the offset in it of position `position` of `span`.
-    pub fn slot(span: &Span<'_>, position: usize, page_tokens: usize) -> (PageId, usize) {
-        (span.pages[position / page_tokens], position % page_tokens)
+    /// The page and the offset in it of place `place` of `span`'s sequence.
+    pub fn slot(span: &Span<'_>, place: usize, page_tokens: usize) -> (PageId, usize) {
+        (span.pages[place / page_tokens], place % page_tokens)
     }
+}
+
+/// Keys of a sequence.
+#[derive(Debug, Clone)]
+pub struct Keys<'a> {
+    /// The sequence's pages, from place 0.
+    pub pages: &'a [PageId],
+    /// The places.
+    pub window: std::ops::Range<usize>,
 }
 
 /// Rotary embedding: `theta_i = base^(-2i/dims)` for `i < dims/2`, halves convention.
@@ -334,8 +343,22 @@ pub trait Device: Send {
     );
     /// Rotates the query and key heads of `qkv` in place.
     fn rotary(&mut self, qkv: &mut Self::Hidden, shape: AttentionShape, rotary: Rotary, positions: &[u32]);
-    /// Writes the rows' keys and values into `layer` of the store, then attends causally: each row to all positions of its sequence
-    /// up to its own. Gives `[rows, heads·head_dim]`.
+    /// The queries of some rows of `qkv` as they are now: `[indices, heads·head_dim]`.
+    fn queries(&mut self, qkv: &Self::Hidden, shape: AttentionShape, indices: &[usize]) -> Self::Hidden;
+    /// The numbers of activations, evaluated.
+    fn read(&mut self, x: &Self::Hidden) -> Result<Vec<f32>, DeviceError>;
+    /// What `queries`, `[queries, heads·head_dim]`, make of the keys at places `window` of a sequence, in `layer` of the store: for every
+    /// query and head `softmax(q·k·scale)` over the window, in f32. Gives `[queries, heads, window]`. The store is only read.
+    fn key_weights(
+        &mut self,
+        kv: &mut Self::Kv,
+        layer: usize,
+        keys: Keys<'_>,
+        queries: &[f32],
+        shape: AttentionShape,
+    ) -> Result<Vec<f32>, DeviceError>;
+    /// Writes the rows' keys and values into `layer` of the store, at the places of its tokens, then attends causally: each row to all places
+    /// of its sequence up to its own. Gives `[rows, heads·head_dim]`.
     fn attention(
         &mut self,
         qkv: &Self::Hidden,

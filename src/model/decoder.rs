@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use crate::device::ops::{DeltaShape, DeltaSource, Device, ExpertShape, ExpertSource, Rows};
+use crate::device::ops::{AttentionShape, DeltaShape, DeltaSource, Device, ExpertShape, ExpertSource, Rows};
 use crate::device::weights::WeightSource;
-use crate::device::{DeviceError, LogitRows, Span};
+use crate::device::{DeviceError, LogitRows, Queries, Span};
 
 use super::ModelError;
 use super::shape::{LayerKind, MlpKind, ModelShape};
@@ -60,6 +60,15 @@ pub struct Decoder<D: Device> {
     output_norm: D::Gain,
     /// `None` when the embedding serves as output projection.
     output: Option<D::Linear>,
+}
+
+/// What a forward computes beside state.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Output {
+    /// The logits asked for, `[rows, vocab]`.
+    pub logits: Vec<f32>,
+    /// The queries asked for.
+    pub queries: Queries,
 }
 
 /// A model's state on a device.
@@ -300,27 +309,37 @@ impl<D: Device> Decoder<D> {
         })
     }
 
-    /// Computes the spans in one batch; gives the logits they ask for, `[rows, vocab]`.
+    /// Computes the spans in one batch; gives the logits and the queries they ask for.
     pub fn forward(
         &self,
         device: &mut D,
         state: &mut ModelState<D>,
         spans: &[Span<'_>],
-    ) -> Result<Vec<f32>, DeviceError> {
-        let tokens: Vec<u32> = spans.iter().flat_map(|span| span.tokens).copied().collect();
-        let positions: Vec<u32> = spans
-            .iter()
-            .flat_map(|span| (span.start..span.start + span.tokens.len()).map(|position| position as u32))
-            .collect();
+    ) -> Result<Output, DeviceError> {
+        let positions: Vec<u32> = spans.iter().flat_map(Span::token_positions).collect();
         let rows = Rows { spans, positions: &positions };
+        let mut capture = Capture { rows: captured_rows(rows), layers: Vec::new() };
+        let logits = self.logits(device, state, rows, &mut capture)?;
+        let queries = capture.read(device, self.shape.attention.heads)?;
+        Ok(Output { logits, queries })
+    }
+
+    fn logits(
+        &self,
+        device: &mut D,
+        state: &mut ModelState<D>,
+        rows: Rows<'_>,
+        capture: &mut Capture<D>,
+    ) -> Result<Vec<f32>, DeviceError> {
+        let tokens: Vec<u32> = rows.spans.iter().flat_map(|span| span.tokens).copied().collect();
         let wanted = wanted_rows(rows);
         let eps = self.shape.norm_eps;
         let mut x = device.embed(&self.table, &tokens);
         for (n, layer) in self.layers.iter().enumerate() {
             let normed = device.rms_norm(&x, &layer.input_norm, eps);
-            let (mut mixed, output) = self.mix(device, &layer.mixer, &normed, rows, state)?;
+            let (mut mixed, output) = self.mix(device, &layer.mixer, &normed, rows, state, capture)?;
             if n + 1 == self.layers.len() {
-                // All state is written; what follows serves the logits alone.
+                // All state is written and all queries are taken; what follows serves the logits alone.
                 if wanted.is_empty() {
                     return Ok(Vec::new());
                 }
@@ -348,6 +367,7 @@ impl<D: Device> Decoder<D> {
         x: &D::Hidden,
         rows: Rows<'_>,
         state: &mut ModelState<D>,
+        capture: &mut Capture<D>,
     ) -> Result<(D::Hidden, &'a D::Linear), DeviceError> {
         let eps = self.shape.norm_eps;
         match mixer {
@@ -358,6 +378,7 @@ impl<D: Device> Decoder<D> {
                     device.norm_heads(&mut qkv, shape, query, key, eps);
                 }
                 device.rotary(&mut qkv, shape, self.shape.attention.rotary, rows.positions);
+                capture.take(device, &qkv, shape);
                 Ok((device.attention(&qkv, shape, rows, &mut state.kv, *index), output))
             }
             Mixer::Recurrent { index, projections, delta, output } => {
@@ -386,6 +407,46 @@ impl<D: Device> Mlp<D> {
             }
         }
     }
+}
+
+/// Queries on their way out of a forward.
+struct Capture<D: Device> {
+    /// Rows of the batch they are of.
+    rows: Vec<usize>,
+    /// Those of the attention layers so far.
+    layers: Vec<D::Hidden>,
+}
+
+impl<D: Device> Capture<D> {
+    /// Takes those of a layer.
+    fn take(&mut self, device: &mut D, qkv: &D::Hidden, shape: AttentionShape) {
+        if !self.rows.is_empty() {
+            self.layers.push(device.queries(qkv, shape, &self.rows));
+        }
+    }
+
+    /// All of them, token by token.
+    fn read(&self, device: &mut D, heads: usize) -> Result<Queries, DeviceError> {
+        let tokens = self.rows.len();
+        if tokens == 0 {
+            return Ok(Queries::default());
+        }
+        let layers = self.layers.iter().map(|layer| device.read(layer)).collect::<Result<Vec<_>, _>>()?;
+        let of_token = |token: usize| {
+            layers.iter().flat_map(move |layer| {
+                let columns = layer.len() / tokens;
+                &layer[token * columns..][..columns]
+            })
+        };
+        let values = (0..tokens).flat_map(of_token).copied().collect();
+        Ok(Queries { tokens, layers: layers.len(), heads, values })
+    }
+}
+
+/// The rows of the batch whose queries are asked for.
+fn captured_rows(rows: Rows<'_>) -> Vec<usize> {
+    let last = |(range, span): (Range<usize>, &Span<'_>)| range.end.saturating_sub(span.capture)..range.end;
+    rows.ranges().into_iter().zip(rows.spans).flat_map(last).collect()
 }
 
 /// The rows of the batch whose logits are asked for.

@@ -29,7 +29,7 @@ use crate::device::sim::Sim;
 use crate::device::{DeviceError, Executor};
 
 pub use bundled::{DRAFT, TARGET, bundled};
-pub use decoder::Decoder;
+pub use decoder::{Decoder, Output};
 pub use file::size_of_files;
 pub use folder::Folder;
 pub use gguf::{Gguf, Strings};

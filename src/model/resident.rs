@@ -1,8 +1,9 @@
 //! A model resident on a device: the executor the engine drives.
 
+use std::ops::Range;
 use std::time::Instant;
 
-use crate::device::ops::Device;
+use crate::device::ops::{AttentionShape, Device, Keys};
 use crate::device::slots::SlotTable;
 use crate::device::{
     DeviceError, Executor, ExecutorFacts, Forward, KeyWeights, MemoryUse, PageId, Queries, SlotId, Span,
@@ -11,7 +12,7 @@ use crate::device::{
 use crate::event::Nanos;
 
 use super::ModelError;
-use super::decoder::{Decoder, ModelState};
+use super::decoder::{Decoder, ModelState, Output};
 use super::shape::ModelShape;
 use super::tensor::Checkpoint;
 use super::work::Work;
@@ -66,7 +67,7 @@ impl<D: Device> Resident<D> {
         let broken = if span.tokens.is_empty() {
             "a span has no tokens".to_owned()
         } else if end > covered {
-            format!("{end} positions do not fit {} pages of {}", span.pages.len(), self.facts.page_tokens)
+            format!("{end} tokens do not fit {} pages of {}", span.pages.len(), self.facts.page_tokens)
         } else if end > self.facts.context_tokens {
             format!("position {end} lies beyond the context of {} tokens", self.facts.context_tokens)
         } else if let Some(page) = span.pages.iter().find(|page| page.0 as usize >= self.pages) {
@@ -74,16 +75,61 @@ impl<D: Device> Resident<D> {
         } else if let Some(token) = span.tokens.iter().find(|token| **token as usize >= self.facts.vocab) {
             format!("token {token} is not in the vocabulary of {}", self.facts.vocab)
         } else {
-            return Ok(());
+            return span.check_positions(self.facts.context_tokens);
         };
         Err(DeviceError::Contract(broken))
     }
 
-    /// Logits asked for, with all state computed.
-    fn compute(&mut self, spans: &[Span<'_>]) -> Result<Vec<f32>, DeviceError> {
-        let logits = self.model.forward(&mut self.device, &mut self.state, spans)?;
+    /// What is asked for, with all state computed.
+    fn compute(&mut self, spans: &[Span<'_>]) -> Result<Output, DeviceError> {
+        let output = self.model.forward(&mut self.device, &mut self.state, spans)?;
         self.device.evaluate(&mut self.state.kv, self.state.states.as_mut())?;
-        Ok(logits)
+        Ok(output)
+    }
+
+    /// Checks that queries are this model's, and that a window of keys lies in reserved pages.
+    fn check_queries(
+        &self,
+        pages: &[PageId],
+        window: &Range<usize>,
+        queries: &Queries,
+    ) -> Result<(), DeviceError> {
+        let shape = self.model.shape();
+        let expected = (self.facts.attention_layers as usize, shape.attention.heads);
+        let columns = expected.0 * shape.attention_shape().queries();
+        let covered = pages.len() * self.facts.page_tokens;
+        let broken = if window.is_empty() {
+            format!("a window of no keys, {window:?}")
+        } else if window.end > covered {
+            format!("keys {window:?} of pages for {covered}")
+        } else if queries.tokens == 0 {
+            "no queries".to_owned()
+        } else if (queries.layers, queries.heads) != expected
+            || queries.values.len() != queries.tokens * columns
+        {
+            let Queries { tokens, layers, heads, values } = queries;
+            format!(
+                "{tokens} queries of {layers} layers and {heads} heads in {} numbers: not this model's",
+                values.len()
+            )
+        } else {
+            return pages.iter().try_for_each(|page| self.check_page(*page));
+        };
+        Err(DeviceError::Contract(broken))
+    }
+
+    /// Refuses a window that there is no memory for: of one layer its keys, and scores with their softmax; of all the weights.
+    fn check_window_memory(&self, window: usize, queries: &Queries) -> Result<(), DeviceError> {
+        let Some(free) = self.free() else { return Ok(()) };
+        let AttentionShape { kv_heads, head_dim, .. } = self.model.shape().attention_shape();
+        let rows = queries.tokens * queries.heads;
+        let numbers = window.saturating_mul(3 * kv_heads * head_dim + 4 * rows);
+        let bytes = numbers.saturating_mul(size_of::<f32>()) as u64;
+        if bytes <= free {
+            return Ok(());
+        }
+        let problem = format!("the weights of {window} keys, with {free} bytes free");
+        Err(DeviceError::OutOfMemory { bytes, problem })
     }
 
     /// Memory a forward may still take; `None` where nothing keeps it below a limit.
@@ -181,8 +227,7 @@ where
         }
         self.slots.advance(spans);
         match self.compute(spans) {
-            Ok(logits) => {
-                let queries = Queries::default();
+            Ok(Output { logits, queries }) => {
                 Ok(Forward { logits, queries, compute: Nanos::from(began.elapsed()) })
             }
             Err(error) => {
@@ -207,11 +252,34 @@ where
 
     fn key_weights(
         &mut self,
-        _: &[PageId],
-        _: std::ops::Range<usize>,
-        _: &Queries,
+        pages: &[PageId],
+        window: Range<usize>,
+        queries: &Queries,
     ) -> Result<KeyWeights, DeviceError> {
-        Err(DeviceError::Contract("not built yet".to_owned()))
+        self.check_queries(pages, &window, queries)?;
+        self.check_window_memory(window.len(), queries)?;
+        let began = Instant::now();
+        let Queries { tokens, layers, heads, .. } = *queries;
+        let shape = self.model.shape().attention_shape();
+        let (columns, each) = (shape.queries(), heads * window.len());
+        let mut weights = Vec::new();
+        for layer in 0..layers {
+            let of_layer = queries.values.chunks_exact(columns).skip(layer).step_by(layers);
+            let of_layer: Vec<f32> = of_layer.flatten().copied().collect();
+            let keys = Keys { pages, window: window.clone() };
+            let given = self.device.key_weights(&mut self.state.kv, layer, keys, &of_layer, shape);
+            let given = given.map_err(|error| self.recovered(error))?;
+            if layers == 1 {
+                weights = given;
+                break;
+            }
+            weights.resize(tokens * layers * each, 0.0);
+            for (token, given) in given.chunks_exact(each).enumerate() {
+                weights[(token * layers + layer) * each..][..each].copy_from_slice(given);
+            }
+        }
+        let compute = Nanos::from(began.elapsed());
+        Ok(KeyWeights { tokens, layers, heads, window: window.len(), weights, compute })
     }
 
     fn page_digest(&self, page: PageId, tokens: usize) -> [u8; 32] {

@@ -18,7 +18,7 @@ use crate::device::ops::{AttentionShape, Rows};
 const RUN: usize = 256;
 
 /// Rows (a query head of a token each) that go through a tile together.
-const ROWS: usize = 6;
+pub(super) const ROWS: usize = 6;
 
 /// Tokens of a prefill task.
 const QUERY_TOKENS: usize = 16;
@@ -238,7 +238,7 @@ struct Step<'a, E, S> {
 }
 
 /// Vectors of a tile's scores.
-const VECTORS: usize = TILE / LANES;
+pub(super) const VECTORS: usize = TILE / LANES;
 
 impl<E: Element, S: Fn(usize) -> usize> Step<'_, E, S> {
     #[inline(always)]
@@ -318,10 +318,10 @@ fn soften<I: Isa>(
 }
 
 /// Scores of `N` rows against a tile.
-struct Scores<'a, E, const N: usize> {
-    keys: &'a [[E; TILE]],
-    q: &'a [[f32; N]],
-    scores: &'a mut [[[f32; LANES]; VECTORS]; N],
+pub(super) struct Scores<'a, E, const N: usize> {
+    pub(super) keys: &'a [[E; TILE]],
+    pub(super) q: &'a [[f32; N]],
+    pub(super) scores: &'a mut [[[f32; LANES]; VECTORS]; N],
 }
 
 impl<E: Element, const N: usize> Task for Scores<'_, E, N> {

@@ -22,6 +22,7 @@ mod states;
 mod tests;
 #[cfg(test)]
 mod timing;
+mod weigh;
 
 use attention::{Attention, AttentionScratch};
 use delta::DeltaScratch;
@@ -31,6 +32,7 @@ use memory::{Arena, Parts, Recycler, Tally};
 use pack::Matrix;
 use pool::Pool;
 use quantise::{Operands, rows_a_task};
+use weigh::Weigh;
 
 pub use delta::Delta;
 pub use encoding::kept_bits;
@@ -41,7 +43,7 @@ pub use memory::Hidden;
 pub use states::States;
 
 use super::ops::{
-    AttentionShape, DeltaShape, DeltaSource, Device, ExpertShape, ExpertSource, KvShape, Rotary, Rows,
+    AttentionShape, DeltaShape, DeltaSource, Device, ExpertShape, ExpertSource, Keys, KvShape, Rotary, Rows,
     StateShape,
 };
 use super::weights::WeightSource;
@@ -328,6 +330,32 @@ impl Device for Cpu {
             kernel.dispatch(Rotate { x, cols, shape, table: &table, positions: &positions[rows] });
         });
         self.rotary = Some(table);
+    }
+
+    fn queries(&mut self, qkv: &Hidden, shape: AttentionShape, indices: &[usize]) -> Hidden {
+        let (cols, queries) = (qkv.cols(), shape.queries());
+        let mut out = self.recycler.hidden(indices.len(), queries);
+        for (index, out) in indices.iter().zip(out.data_mut().chunks_exact_mut(queries)) {
+            out.copy_from_slice(&qkv.data()[index * cols..][..queries]);
+        }
+        out
+    }
+
+    fn read(&mut self, x: &Hidden) -> Result<Vec<f32>, DeviceError> {
+        Ok(x.data().to_vec())
+    }
+
+    fn key_weights(
+        &mut self,
+        kv: &mut Kv,
+        layer: usize,
+        keys: Keys<'_>,
+        queries: &[f32],
+        shape: AttentionShape,
+    ) -> Result<Vec<f32>, DeviceError> {
+        let weigh = if kv.layout().half { weigh::weigh::<u16> } else { weigh::weigh::<f32> };
+        let call = Weigh { queries, shape, kv, layer, keys };
+        Ok(weigh(call, self.kernel, &mut self.pool))
     }
 
     fn attention(

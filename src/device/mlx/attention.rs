@@ -106,6 +106,27 @@ fn in_runs(queries: &Array, runs: &[[Array; 2]], shape: AttentionShape) -> Built
     sum.reshape(&[heads, n, head_dim])?.transpose_axes(&[1, 0, 2])?.reshape(&[n, -1])
 }
 
+/// What queries `[n, heads, head_dim]` make of the keys in `runs`, in f32: `[n, heads, keys]`.
+pub(super) fn weigh(queries: &Array, runs: &[[Array; 2]], shape: AttentionShape) -> Built<Array> {
+    let AttentionShape { heads, kv_heads, head_dim, scale, .. } = shape;
+    let (n, share) = (rows(queries), int(heads / kv_heads));
+    let (heads, kv_heads, head_dim) = (int(heads), int(kv_heads), int(head_dim));
+    let queries = queries.multiply(Array::from_f32(scale))?;
+    let queries = queries.transpose_axes(&[1, 0, 2])?.reshape(&[kv_heads, share * n, head_dim])?;
+    let single = |keys: &Array| keys.as_dtype(Dtype::Float32)?.transpose_axes(&[1, 2, 0]);
+    let scores: Vec<Array> =
+        runs.iter().map(|[keys, _]| matmul(&queries, single(keys)?)).collect::<Built<_>>()?;
+    let weights = softmax_axis(&joined_along(scores)?, -1, true)?;
+    weights.reshape(&[heads, n, -1])?.transpose_axes(&[1, 0, 2])
+}
+
+fn joined_along(mut pieces: Vec<Array>) -> Built<Array> {
+    match pieces.len() {
+        1 => Ok(pieces.swap_remove(0)),
+        _ => concatenate(&pieces, -1),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use mlx_rs::random;

@@ -138,18 +138,18 @@ impl Kv {
         Ok(())
     }
 
-    /// Keys and values of the first `tokens` positions of a sequence, `[positions, kv_heads, head_dim]` each: run after run in place, or where
-    /// there are more than `most` runs, copied into one.
+    /// Keys and values at `positions` of a sequence, `[positions, kv_heads, head_dim]` each: run after run in place, or where there are more
+    /// than `most` runs, copied into one.
     pub(super) fn read(
         &mut self,
         layer: usize,
         pages: &[PageId],
-        tokens: usize,
+        positions: Range<usize>,
         most: usize,
     ) -> Built<Vec<[Array; 2]>> {
         let KvShape { kv_heads, head_dim, page_tokens, .. } = self.shape;
         let heads = |x: Array| x.reshape(&[-1, int(kv_heads), int(head_dim)]);
-        let runs = runs(pages, 0..tokens, page_tokens);
+        let runs = runs(pages, positions, page_tokens);
         if runs.len() > most {
             let rows = self.rows(runs)?;
             let copy = |array: &Array| heads(array.take_axis(&rows, 0)?);
@@ -311,7 +311,7 @@ mod tests {
             let before = memory::active_memory().unwrap();
             memory::reset_peak_memory().unwrap();
             kv.write(0, &pages, start..start + 3, &rows(), &rows()).unwrap();
-            let read = kv.read(0, &pages, start + 3, 8).unwrap();
+            let read = kv.read(0, &pages, 0..start + 3, 8).unwrap();
             mlx_rs::transforms::eval(kv.arrays().chain(read.iter().flatten())).unwrap();
             let rise = memory::peak_memory().unwrap().saturating_sub(before);
             assert!(rise < store / 8, "a write of 3 positions took {rise} bytes of a store of {store}");
@@ -329,11 +329,11 @@ mod tests {
         let before = kv.numbers(PageId(0), 3).unwrap();
         kv.reserve(40, None).unwrap();
         assert_eq!(kv.numbers(PageId(0), 3).unwrap(), before);
-        let read = kv.read(1, &pages, 7, 2).unwrap();
+        let read = kv.read(1, &pages, 0..7, 2).unwrap();
         assert_eq!(read.len(), 2, "two runs");
         assert_eq!(numbers(&read[0][0]).unwrap()[6..], (0..18).map(|x| x as f32).collect::<Vec<_>>());
         assert_eq!(numbers(&read[1][1]).unwrap(), (118..136).map(|x| x as f32).collect::<Vec<_>>());
-        let copied = kv.read(1, &pages, 7, 1).unwrap();
+        let copied = kv.read(1, &pages, 0..7, 1).unwrap();
         assert_eq!(copied.len(), 1, "two runs in one");
         for which in [0, 1] {
             let runs = [&read[0][which], &read[1][which]];
@@ -342,6 +342,6 @@ mod tests {
                 numbers(&concatenate(&runs, 0).unwrap()).unwrap()
             );
         }
-        assert!(numbers(&kv.read(0, &pages, 7, 2).unwrap()[0][0]).unwrap().iter().all(|x| *x == 0.0));
+        assert!(numbers(&kv.read(0, &pages, 0..7, 2).unwrap()[0][0]).unwrap().iter().all(|x| *x == 0.0));
     }
 }

@@ -42,8 +42,8 @@ pub use kv::Kv;
 pub use states::States;
 
 use super::ops::{
-    AHEAD_FROM, AttentionShape, DeltaShape, DeltaSource, Device, ExpertShape, ExpertSource, KvShape, Rotary,
-    Rows, StateShape,
+    AHEAD_FROM, AttentionShape, DeltaShape, DeltaSource, Device, ExpertShape, ExpertSource, Keys, KvShape,
+    Rotary, Rows, StateShape,
 };
 use super::weights::read::{plain_of, refuse};
 use super::weights::{Float, WeightSource};
@@ -383,6 +383,38 @@ impl Device for Mlx {
         });
     }
 
+    fn queries(&mut self, qkv: &Hidden, shape: AttentionShape, indices: &[usize]) -> Hidden {
+        let indices: Vec<u32> = indices.iter().map(|index| *index as u32).collect();
+        let indices = Array::from_slice(&indices, &[int(indices.len())]);
+        let rows = int(indices.size());
+        let taken =
+            qkv.heads(shape).and_then(|heads| heads.queries.take_axis(indices, 0)?.reshape(&[rows, -1]));
+        self.hidden("a selection of queries", taken)
+    }
+
+    fn read(&mut self, x: &Hidden) -> Result<Vec<f32>, DeviceError> {
+        self.take_failure()?;
+        let numbers = x.matrix().and_then(|x| kv::numbers(&x));
+        numbers.map_err(|e| device_error(&e, "reading activations"))
+    }
+
+    fn key_weights(
+        &mut self,
+        kv: &mut Kv,
+        layer: usize,
+        keys: Keys<'_>,
+        queries: &[f32],
+        shape: AttentionShape,
+    ) -> Result<Vec<f32>, DeviceError> {
+        let runs = kv.read(layer, keys.pages, keys.window, attention::FEW_RUNS);
+        let weights = runs.and_then(|runs| {
+            let rows = int(queries.len() / shape.queries());
+            let queries = Array::from_slice(queries, &[rows, int(shape.heads), int(shape.head_dim)]);
+            kv::numbers(&attention::weigh(&queries, &runs, shape)?)
+        });
+        weights.map_err(|e| device_error(&e, "weighing keys"))
+    }
+
     fn attention(
         &mut self,
         qkv: &Hidden,
@@ -404,7 +436,7 @@ impl Device for Mlx {
             }
             self.ahead(batch.positions.len(), &kv.layer(layer))?;
             let mut attend = |(range, span): (&Range<usize>, &Span<'_>)| {
-                let runs = kv.read(layer, span.pages, end(span), attention::FEW_RUNS)?;
+                let runs = kv.read(layer, span.pages, 0..end(span), attention::FEW_RUNS)?;
                 attention::attend(&cut(&heads.queries, range)?, &runs, shape)
             };
             let out = ranges.iter().zip(batch.spans).map(&mut attend).collect::<Built<Vec<Array>>>()?;

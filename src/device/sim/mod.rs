@@ -5,6 +5,9 @@
 //! the whole context and on nothing else. A forward takes as long as a linear cost model says; it is the engine's clock
 //! that lets that time pass. So the scheduler, the cache and the interface run without weights, and repeat exactly.
 //!
+//! A token's position takes part where it is not its place, so state behind a gap is told from state without. For scoring there is one
+//! pseudo-layer with one head: a query is its token's state, and what it makes of a key is drawn from the two states.
+//!
 //! With `sim.snapshot_bytes` above zero the pseudo-model is a hybrid: the running state is read from a slot and written to
 //! a slot (`slots`), and pages only have to agree with it.
 
@@ -59,8 +62,7 @@ impl Sim {
 
     /// The state before the span's first token, as its pages hold it.
     fn state_before(&self, span: &Span<'_>) -> Digest {
-        let Some(last) = span.start.checked_sub(1) else { return self.facts.digest };
-        self.pages[span.pages[last / self.facts.page_tokens].0 as usize][last % self.facts.page_tokens]
+        span.start.checked_sub(1).map_or(self.facts.digest, |last| self.state_at(span.pages, last))
     }
 
     fn check(&self, span: &Span<'_>) -> Result<(), DeviceError> {
@@ -72,10 +74,15 @@ impl Sim {
         if span.tokens.is_empty() {
             return Err(DeviceError::Contract("a span has no tokens".to_owned()));
         }
-        match span.pages.iter().find(|page| page.0 as usize >= self.pages.len()) {
-            Some(page) => Err(not_reserved(*page)),
-            None => Ok(()),
+        if let Some(page) = span.pages.iter().find(|page| page.0 as usize >= self.pages.len()) {
+            return Err(not_reserved(*page));
         }
+        span.check_positions(self.facts.context_tokens)
+    }
+
+    /// The state at a place of a sequence.
+    fn state_at(&self, pages: &[PageId], place: usize) -> Digest {
+        self.pages[pages[place / self.facts.page_tokens].0 as usize][place % self.facts.page_tokens]
     }
 
     /// The state before the span's first token. Both kinds of layers must stand at the same place of the same context.
@@ -100,7 +107,7 @@ impl Sim {
         }
     }
 
-    /// Microseconds of one span: every token costs its share, more the deeper it stands.
+    /// Microseconds of one span: every token costs its share, more the more tokens were computed before it: those attention reads.
     fn span_us(&self, span: &Span<'_>) -> f64 {
         let tokens = span.tokens.len() as f64;
         if span.tokens.len() == 1 && span.start > 0 {
@@ -116,10 +123,45 @@ fn not_reserved(page: PageId) -> DeviceError {
     DeviceError::Contract(format!("page {} is not reserved", page.0))
 }
 
-fn advance(state: Digest, token: u32) -> Digest {
+fn advance(state: Digest, token: u32, place: usize, position: u32) -> Digest {
     let mut hasher = blake3::Hasher::new_keyed(&state);
     hasher.update(&token.to_le_bytes());
+    if place != position as usize {
+        hasher.update(&position.to_le_bytes());
+    }
     *hasher.finalize().as_bytes()
+}
+
+/// Columns of a query: the state's bytes in pairs, each a number that f32 holds exactly.
+const QUERY_COLUMNS: usize = size_of::<Digest>() / 2;
+
+fn query_of(state: Digest) -> impl Iterator<Item = f32> {
+    (0..QUERY_COLUMNS).map(move |i| f32::from(u16::from_le_bytes([state[2 * i], state[2 * i + 1]])))
+}
+
+/// A 64-bit number of a query, and of a key.
+fn drawn_from_query(query: &[f32]) -> u64 {
+    let bytes: Vec<u8> = query.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect();
+    drawn_from_key(*blake3::hash(&bytes).as_bytes())
+}
+
+fn drawn_from_key(state: Digest) -> u64 {
+    u64::from_le_bytes(*state.first_chunk().unwrap_or(&[0; 8]))
+}
+
+/// What a query makes of keys: a softmax over scores in `[0, 8)`, each drawn from the two.
+fn pseudo_weights(query: u64, keys: &[u64]) -> impl Iterator<Item = f32> {
+    let score = move |key: &u64| {
+        let mut mixed = query ^ key.rotate_left(32);
+        for _ in 0..2 {
+            mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            mixed ^= mixed >> 27;
+        }
+        (mixed >> 40) as f64 / f64::from(1 << 21)
+    };
+    let weights: Vec<f64> = keys.iter().map(|key| libm::exp(score(key) - 8.0)).collect();
+    let total: f64 = weights.iter().sum();
+    weights.into_iter().map(move |weight| (weight / total) as f32)
 }
 
 /// Logits in [0, 8), drawn from the state.
@@ -145,6 +187,7 @@ impl Executor for Sim {
 
     fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError> {
         let mut logits = Vec::new();
+        let mut captured = Vec::new();
         let mut us = self.config.forward_us;
         spans.iter().try_for_each(|span| self.check(span))?;
         self.check_slots(spans)?;
@@ -153,23 +196,30 @@ impl Executor for Sim {
         for (span, before) in spans.iter().zip(before) {
             let mut state = before;
             let mut passed = vec![before];
-            for (offset, token) in span.tokens.iter().enumerate() {
-                state = advance(state, *token);
+            for (offset, (token, position)) in span.tokens.iter().zip(span.token_positions()).enumerate() {
+                let place = span.start + offset;
+                state = advance(state, *token, place, position);
                 passed.push(state);
-                let position = span.start + offset;
-                let page = span.pages[position / self.facts.page_tokens];
-                self.pages[page.0 as usize][position % self.facts.page_tokens] = state;
+                let page = span.pages[place / self.facts.page_tokens];
+                self.pages[page.0 as usize][place % self.facts.page_tokens] = state;
                 let last = offset + 1 == span.tokens.len();
                 if span.logits == LogitRows::All || (span.logits == LogitRows::Last && last) {
                     pseudo_logits(state, &mut logits);
                 }
             }
+            let queries = &passed[passed.len() - span.capture..];
+            captured.extend(queries.iter().flat_map(|state| query_of(*state)));
             if let Some(flow) = span.state {
                 self.slots.write(flow, passed);
             }
             us += self.span_us(span);
         }
-        Ok(Forward { logits, queries: Queries::default(), compute: Nanos::from_seconds(us / 1e6) })
+        let tokens = captured.len() / QUERY_COLUMNS;
+        let queries = match tokens {
+            0 => Queries::default(),
+            _ => Queries { tokens, layers: 1, heads: 1, values: captured },
+        };
+        Ok(Forward { logits, queries, compute: Nanos::from_seconds(us / 1e6) })
     }
 
     fn rewind(&mut self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {
@@ -178,11 +228,32 @@ impl Executor for Sim {
 
     fn key_weights(
         &mut self,
-        _: &[PageId],
-        _: std::ops::Range<usize>,
-        _: &Queries,
+        pages: &[PageId],
+        window: std::ops::Range<usize>,
+        queries: &Queries,
     ) -> Result<KeyWeights, DeviceError> {
-        Err(DeviceError::Contract("not built yet".to_owned()))
+        let Queries { tokens, layers, heads, ref values } = *queries;
+        if window.is_empty() || window.end > pages.len() * self.facts.page_tokens {
+            return Err(DeviceError::Contract(format!(
+                "a window of keys {window:?} in {} pages",
+                pages.len()
+            )));
+        }
+        if (layers, heads) != (1, 1) || values.is_empty() || values.len() != tokens * QUERY_COLUMNS {
+            return Err(DeviceError::Contract("queries that are not the pseudo-model's".to_owned()));
+        }
+        if let Some(page) = pages.iter().find(|page| page.0 as usize >= self.pages.len()) {
+            return Err(not_reserved(*page));
+        }
+        let keys: Vec<u64> =
+            window.clone().map(|place| drawn_from_key(self.state_at(pages, place))).collect();
+        let queries = values.chunks_exact(QUERY_COLUMNS).map(drawn_from_query);
+        let weights = queries.flat_map(|query| pseudo_weights(query, &keys)).collect();
+        // As what depth adds to that many tokens.
+        let kilotokens = window.len() as f64 / 1000.0;
+        let us = tokens as f64 * kilotokens * self.config.prefill_us_per_token_per_kilotoken;
+        let compute = Nanos::from_seconds((self.config.forward_us + us) / 1e6);
+        Ok(KeyWeights { tokens, layers, heads, window: window.len(), weights, compute })
     }
 
     fn exported_bytes(&self) -> (usize, usize) {
