@@ -145,6 +145,7 @@ impl ReplayOptions {
     pub(super) fn open(&self) -> Result<(Session, Config), Failure> {
         let session = session::open(&self.session)?;
         let config = self.config(&session)?;
+        session.check_transports(&self.session, &config)?;
         Ok((session, config))
     }
 

@@ -22,6 +22,10 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
         "int8",
         "\"auto\" or \"f32\" on the mlx device, which has no 8-bit activations",
     )?;
+    for (key, path) in [("model.path", &model.path), ("model.draft", &model.draft)] {
+        let names_something = path.as_ref().is_none_or(|path| !path.as_os_str().is_empty());
+        require(names_something, key, "empty", "a bundled model's name or a path")?;
+    }
     whole("model.threads", model.threads, 0, 1024)?;
     block_size("cache.block_tokens", cache.block_tokens, 64)?;
     block_size("cache.hybrid_block_tokens", cache.hybrid_block_tokens, 0)?;

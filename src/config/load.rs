@@ -7,9 +7,9 @@ use std::path::Path;
 use toml::de::DeTable;
 use toml::{Table, Value};
 
-use super::Config;
 use super::check::{Refused, check};
 use super::suggest::nearest;
+use super::{Config, ScorerChoice};
 
 /// The longest configuration file that is read, bytes.
 const LONGEST_FILE: u64 = 1 << 20;
@@ -74,10 +74,16 @@ fn only_value(mut table: Table) -> Option<Value> {
     if table.len() == 1 { table.remove("value") } else { None }
 }
 
-/// Whether a session file may set `key`: those that say how requests are served. The file may come from anywhere, so it names no
-/// model, no device and no folder to write to.
-pub fn session_may_set(key: &str) -> bool {
-    ["cache", "scheduler", "sampling", "replay"].contains(&section_of(key)) && key != "cache.dir"
+/// Whether a session file may set `key` to `value`: keys that say how requests are served. The file may come from anywhere, so it names no
+/// model, neither to serve nor to score, no device and no folder to write to.
+pub fn session_may_set(key: &str, value: &Value) -> bool {
+    match key {
+        "cache.dir" => false,
+        "specprefill.scorer" => {
+            alone(key, value).is_ok_and(|config| !matches!(config.specprefill.scorer, ScorerChoice::Model(_)))
+        }
+        _ => ["cache", "scheduler", "specprefill", "sampling", "replay"].contains(&section_of(key)),
+    }
 }
 
 /// The defaults, with `file` put over them, with `overrides` put over that, later ones over earlier ones.
@@ -318,7 +324,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::config::{ClockKind, DeviceSetting, IdleConfig, IdleWord};
+    use crate::config::{ClockKind, DeviceSetting, IdleConfig, IdleWord, SparseOverride};
     use crate::session::ReplayMode;
 
     fn set(arguments: &[&str]) -> Result<Config, ConfigError> {
@@ -390,13 +396,35 @@ mod tests {
 
     #[test]
     fn a_session_sets_neither_model_nor_device_nor_folders() {
-        for key in ["cache.ram_bytes", "scheduler.max_sequences", "sampling.seed", "replay.clock"] {
-            assert!(session_may_set(key), "{key}");
+        let may_set = |key: &str| session_may_set(key, &Value::String("draft".to_owned()));
+        for key in [
+            "cache.ram_bytes",
+            "scheduler.max_sequences",
+            "sampling.seed",
+            "replay.clock",
+            "specprefill.keep",
+            "specprefill.scorer",
+        ] {
+            assert!(may_set(key), "{key}");
         }
-        for key in
-            ["model.path", "model.device", "cache.dir", "sim.seed", "mlx.memory_limit", "ui.theme", "cache"]
+        for (scorer, allowed) in
+            [("self:4", true), ("self:0", false), ("talus", false), ("/etc/passwd", false)]
         {
-            assert!(!session_may_set(key), "{key}");
+            let value = Value::String(scorer.to_owned());
+            assert_eq!(session_may_set("specprefill.scorer", &value), allowed, "{scorer}");
+        }
+        for key in [
+            "model.path",
+            "model.draft",
+            "model.device",
+            "cache.dir",
+            "policy.agent.enabled",
+            "sim.seed",
+            "mlx.memory_limit",
+            "ui.theme",
+            "cache",
+        ] {
+            assert!(!may_set(key), "{key}");
         }
     }
 
@@ -461,6 +489,88 @@ mod tests {
         let error = set(&["mlx.memory_limit=much"]).unwrap_err().to_string();
         assert!(error.contains("\"4GiB\"") && error.ends_with("leave it out for the default"), "{error}");
         assert!(set(&["mlx.memory_limits=1GiB"]).unwrap_err().remedy.contains("`mlx.memory_limit`"));
+    }
+
+    #[test]
+    fn sections_of_transports_lie_over_those_that_come_with_the_program() {
+        let says = |enabled: Option<bool>, keep: Option<f64>, threshold: Option<u64>| {
+            Some(SparseOverride { enabled, keep, threshold })
+        };
+        let names = |config: &Config| config.policy.names().map(str::to_owned).collect::<Vec<_>>();
+        let none = load(None, &[]).unwrap();
+        assert_eq!(names(&none), ["agent", "long-context"]);
+        assert_eq!(none.policy.get("agent"), says(Some(false), None, None));
+        assert_eq!(none.policy.get("long-context"), says(None, None, None));
+        let file = file("[policy.agent]\nkeep = 0.5\n[policy.mine]\n[policy]\nother.threshold = 7\n");
+        let overrides =
+            ["policy.mine.threshold=9", "policy.mine.enabled=true", "policy.long-context.keep=1.0"];
+        let overrides = overrides.map(|argument| Override::parse(argument).unwrap());
+        let config = load(Some(file.path()), &overrides).unwrap();
+        assert_eq!(names(&config), ["agent", "long-context", "mine", "other"]);
+        assert_eq!(config.policy.get("agent"), says(Some(false), Some(0.5), None));
+        assert_eq!(config.policy.get("mine"), says(Some(true), None, Some(9)));
+        assert_eq!(config.policy.get("other"), says(None, None, Some(7)));
+        let empty = Override::new("--x", "policy.new", Table::new());
+        assert_eq!(load(None, &[empty]).unwrap().policy.get("new"), says(None, None, None));
+        assert_eq!(load(None, &[]).unwrap().policy.get("new"), None);
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_transport_is_told_by_its_own_key() {
+        for (argument, words) in [
+            ("policy.agent.kep=0.5", "unknown key `policy.agent.kep`; did you mean `policy.agent.keep`?"),
+            (
+                "policy.agent.xyz=0.5",
+                "the keys are policy.agent.enabled, policy.agent.keep, policy.agent.threshold",
+            ),
+            ("policy.agent=1", "unknown key `policy.agent`"),
+            ("policy.a.b.keep=0.5", "unknown key `policy.a.b.keep`"),
+            ("policy.Agent.keep=0.5", "lower-case letters"),
+            (
+                "policy.agent.keep=2",
+                "`policy.agent.keep` is 2, which is out of range; allowed is a fraction above 0, up to 1",
+            ),
+            ("policy.mine.threshold=99999999999", "`policy.mine.threshold` is 99999999999"),
+            ("policy.agent.enabled=3", "expected a boolean; the default is `false`"),
+        ] {
+            let error = set(&[argument]).unwrap_err().to_string();
+            assert!(error.contains(words), "{argument}: {error}");
+        }
+        let file = file("[policy.agent]\nenabled = true\nkep = 0.5\n");
+        let error = load(Some(file.path()), &[]).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{}:3: unknown key", file.path().display())), "{error}");
+    }
+
+    #[test]
+    fn knobs_of_sparse_prefill_have_their_ranges() {
+        for argument in [
+            "specprefill.keep=0",
+            "specprefill.keep=1.01",
+            "specprefill.keep=nan",
+            "specprefill.threshold=99999999999",
+            "specprefill.lookahead=0",
+            "specprefill.pool=12",
+            "specprefill.pool=0",
+            "specprefill.unit=0",
+            "specprefill.tail_tokens=99999999",
+        ] {
+            let error = set(&[argument]).unwrap_err().to_string();
+            let key = argument.split('=').next().unwrap();
+            assert!(error.contains(&format!("`{key}` is ")) && error.contains("out of range"), "{error}");
+        }
+        for argument in [
+            "specprefill.scorer=self:0",
+            "specprefill.scorer=self:x",
+            "specprefill.scorer=\"\"",
+            "specprefill.threshold=-1",
+            "specprefill.aggregation=median",
+            "model.draft=\"\"",
+        ] {
+            set(&[argument]).unwrap_err();
+        }
+        let most =
+            ["specprefill.keep=1", "specprefill.pool=1", "specprefill.unit=1", "specprefill.threshold=0"];
+        assert_eq!(set(&most).unwrap().specprefill.says().keep, Some(1.0));
     }
 
     #[test]

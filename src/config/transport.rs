@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{Config, SparseOverride, SpecPrefillConfig};
+use super::suggest::nearest;
+use super::{Config, ConfigError, SparseOverride, SpecPrefillConfig};
 use crate::event::{Effective, SetBy, SparseSettings};
 
 /// The longest name of a transport, characters.
@@ -37,6 +38,21 @@ impl Transports {
     /// The defaults of a transport; `None` where there is none of that name.
     pub fn get(&self, name: &str) -> Option<SparseOverride> {
         self.0.get(name).copied()
+    }
+
+    /// The defaults of a transport that `origin` names.
+    pub fn named(&self, origin: &str, name: &str) -> Result<SparseOverride, ConfigError> {
+        self.get(name).ok_or_else(|| ConfigError {
+            origin: origin.to_owned(),
+            problem: format!("unknown transport `{name}`"),
+            remedy: match nearest(name, self.names()) {
+                Some(meant) => format!("did you mean `{meant}`?"),
+                None => {
+                    let names = self.names().collect::<Vec<_>>().join(", ");
+                    format!("the transports are {names}; a section [policy.{name}] adds it")
+                }
+            },
+        })
     }
 }
 

@@ -48,6 +48,7 @@ fn session(turns: usize) -> Session {
     Session {
         title: "test".to_owned(),
         description: String::new(),
+        transport: None,
         settings: Vec::new(),
         system: Some("You work on a Rust project. ".repeat(20)),
         tools: Vec::new(),

@@ -18,10 +18,13 @@
 //! The **head** comes first: `escarp_session` is the version of the format, 1; `title` is required, `description` is
 //! not. A file with a higher version needs a newer escarp, and the reader says so.
 //!
+//! The head's `transport` names what its requests come by, for example `"agent"`: the configuration has defaults for each
+//! transport, in sections `[policy.NAME]`.
+//!
 //! The head's `set` is the configuration that the session is meant for, for example
 //! `{"cache.snapshot_policy":"last"}`: it holds over the defaults, and a configuration file, `--set` and options hold over
-//! it. Keys of `[cache]`, `[scheduler]`, `[sampling]` and `[replay]` may be set, but for `cache.dir`: a session says how its
-//! requests are served, not on which model, on which device, or where files go.
+//! it. Keys of `[cache]`, `[scheduler]`, `[specprefill]`, `[sampling]` and `[replay]` may be set, but for `cache.dir` and a
+//! `specprefill.scorer` that is a path: a session says how its requests are served, not on which model, on which device, or where files go.
 //!
 //! Each other line has exactly one of these keys:
 //!
@@ -52,6 +55,8 @@
 //! | `max_output_tokens` | reply tokens allowed | as configured |
 //! | `sampling` | `temperature`, `top_k`, `top_p`, `min_p`, `repetition_penalty`, `seed` | as configured |
 //! | `set` | `{"cache": false}`: the prefix cache is neither read nor written | as configured |
+//! | `transport` | the name of a transport | the head's |
+//! | `specprefill` | any of `enabled`, `keep` and `threshold`, as `[specprefill]` has them, for example `{"enabled": false}` | as the transport and the configuration say |
 //!
 //! A **side request** is what an agent asks beside its conversation: a title, a summary, a sub-agent's task. Its prompt is the
 //! system prompt and the tools as they stand and the messages it appends, nothing else. History goes on without it: neither

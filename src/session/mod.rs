@@ -13,7 +13,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Override, SparseOverride};
+use crate::config::{Config, ConfigError, Override, SparseOverride};
 use crate::decode::SamplingOverride;
 use crate::event::Nanos;
 pub use bundled::{bundled, open};
@@ -173,6 +173,8 @@ pub struct Session {
     pub title: String,
     /// What it shows, in a sentence or two.
     pub description: String,
+    /// The transport its requests come by, where they do not say.
+    pub transport: Option<String>,
     /// The configuration it is meant for, over the defaults and below whatever else sets the same keys.
     pub settings: Vec<Setting>,
     /// The system prompt it starts with.
@@ -184,6 +186,19 @@ pub struct Session {
 }
 
 impl Session {
+    /// Whether `config` has defaults for every transport that the session, which errors call `name`, and its requests name.
+    pub fn check_transports(&self, name: &str, config: &Config) -> Result<(), ConfigError> {
+        let of_requests = self.requests.iter().filter_map(|request| {
+            let transport = request.overrides.transport.as_deref()?;
+            Some((format!("{name}: request `{}`", request.name), transport))
+        });
+        let of_head = self.transport.as_deref().map(|transport| (name.to_owned(), transport));
+        for (origin, transport) in of_head.into_iter().chain(of_requests) {
+            config.policy.named(&origin, transport)?;
+        }
+        Ok(())
+    }
+
     /// The session's settings for [`load_over`](crate::config::load_over); errors call the session `name`.
     pub fn overrides(&self, name: &str) -> Vec<Override> {
         let origin = format!("{name}: `set`");

@@ -280,6 +280,7 @@ impl Step {
         if self.edit.is_some() {
             told.name += " edited";
         }
+        told.overrides.transport = told.overrides.transport.or_else(|| session.transport.clone());
         told
     }
 }

@@ -39,6 +39,7 @@ pub(super) fn session_of(tokens: usize, config: &Config) -> Result<Session, Fail
     Ok(Session {
         title: "bench".to_owned(),
         description: String::new(),
+        transport: None,
         system: None,
         tools: Vec::new(),
         settings: Vec::new(),

@@ -9,6 +9,7 @@
 mod bpe;
 mod carried;
 mod prompt;
+mod protected;
 mod synthetic;
 mod template;
 mod vocabulary;
@@ -73,6 +74,7 @@ pub struct TextCodec {
     end_of_turn: Vec<u32>,
     digest: [u8; 32],
     pieces: Mutex<PieceCache>,
+    probed: Mutex<Option<protected::Probed>>,
 }
 
 /// What a codec is put together from.
@@ -133,6 +135,7 @@ impl TextCodec {
             end_of_turn: parts.end_of_turn,
             digest: *hasher.finalize().as_bytes(),
             pieces: Mutex::default(),
+            probed: Mutex::default(),
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::TextError;
-use super::vocabulary::Vocabulary;
+use super::vocabulary::{UNSEEN, Vocabulary};
 
 /// Characters of a piece at most, its leading space included.
 const PIECE_CHARS: usize = 6;
@@ -65,6 +65,12 @@ impl Vocabulary for Synthetic {
             };
             out.push(id);
         }
+        Ok(())
+    }
+
+    fn recognise(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TextError> {
+        let interned = self.interned();
+        out.extend(pieces(text).map(|piece| interned.ids.get(piece).copied().unwrap_or(UNSEEN)));
         Ok(())
     }
 
@@ -172,6 +178,16 @@ mod tests {
         assert!(first.iter().all(|id| *id >= 102));
         assert_eq!(first, ids(&vocabulary, sample));
         assert_eq!(text(&vocabulary, &first), sample);
+    }
+
+    #[test]
+    fn what_was_not_seen_is_recognised_as_such_and_stays_unseen() {
+        let vocabulary = Synthetic::new(16, 2);
+        let seen = ids(&vocabulary, "alpha beta");
+        let mut found = Vec::new();
+        vocabulary.recognise("alpha gamma", &mut found).unwrap();
+        assert_eq!(found, [seen[0], UNSEEN]);
+        assert_eq!(ids(&vocabulary, " delta"), [seen[1] + 1]);
     }
 
     #[test]

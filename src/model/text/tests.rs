@@ -1,5 +1,6 @@
 //! Facts about rendering that hold for every codec, shown on the synthetic one.
 
+mod protected;
 mod thinking;
 
 use std::path::Path;

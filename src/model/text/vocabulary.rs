@@ -5,10 +5,18 @@ use std::ops::Range;
 
 use super::TextError;
 
+/// In place of an id, for what a vocabulary that grows has not seen.
+pub(super) const UNSEEN: u32 = u32::MAX;
+
 /// A vocabulary that turns text without special tokens into ids and back.
 pub(super) trait Vocabulary: Send + Sync {
     /// Appends the ids of `text` to `out`.
     fn encode(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TextError>;
+
+    /// As `encode`, but learns nothing: what would get a new id is [`UNSEEN`]. The same where the vocabulary does not grow.
+    fn recognise(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TextError> {
+        self.encode(text, out)
+    }
 
     /// Appends the bytes `id` stands for; nothing for an id it does not know.
     fn append_bytes(&self, id: u32, out: &mut Vec<u8>);

@@ -123,6 +123,12 @@ impl Field {
         self.value.as_u64().filter(|n| *n >= least).map_or_else(wanted, Ok)
     }
 
+    /// A number above 0, up to 1.
+    pub(super) fn fraction(self) -> Checked<f64> {
+        let wanted = || self.mismatch("a fraction above 0, up to 1");
+        self.value.as_f64().filter(|n| *n > 0.0 && *n <= 1.0).map_or_else(wanted, Ok)
+    }
+
     /// A number from `low` to `high`.
     pub(super) fn number(self, low: f64, high: f64) -> Checked<f64> {
         let wanted = || self.mismatch(&format!("a number from {low} to {high}"));

@@ -8,15 +8,25 @@ use super::fields::{Checked, Field, Object, Problem, listed, shortened};
 use super::history::History;
 use super::{MAX_LINE_BYTES, MAX_REQUESTS, VERSION};
 use crate::config::suggest::nearest;
-use crate::config::{self, Override};
+use crate::config::{self, Override, SparseOverride};
 use crate::decode::SamplingOverride;
 use crate::event::Nanos;
 use crate::session::{Message, RequestOverrides, RequestSpec, Rewrite, Role, Session, Setting, ToolCall};
 
 const LINES: [&str; 5] = ["system", "tools", "request", "edit", "compaction"];
-const HEAD: [&str; 4] = ["escarp_session", "title", "description", "set"];
-const REQUEST: [&str; 8] =
-    ["name", "idle_s", "side", "append", "reply", "max_output_tokens", "sampling", "set"];
+const HEAD: [&str; 5] = ["escarp_session", "title", "description", "transport", "set"];
+const REQUEST: [&str; 10] = [
+    "name",
+    "idle_s",
+    "side",
+    "append",
+    "reply",
+    "max_output_tokens",
+    "sampling",
+    "set",
+    "transport",
+    "specprefill",
+];
 const MESSAGE: [&str; 4] = ["role", "content", "tool_calls", "tool_call_id"];
 const CALL: [&str; 3] = ["id", "name", "arguments"];
 const SAMPLING: [&str; 6] = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"];
@@ -111,9 +121,17 @@ impl Reading {
         head.required("escarp_session")?.whole(1)?;
         let title = head.required("title")?.label(MAX_TITLE_CHARS)?;
         let description = head.optional("description").map(Field::text).transpose()?.unwrap_or_default();
+        let transport = head.optional("transport").map(transport).transpose()?;
         let settings = head.optional("set").map(settings).transpose()?.unwrap_or_default();
-        let session =
-            Session { title, description, settings, system: None, tools: Vec::new(), requests: Vec::new() };
+        let session = Session {
+            title,
+            description,
+            transport,
+            settings,
+            system: None,
+            tools: Vec::new(),
+            requests: Vec::new(),
+        };
         Ok(Reading {
             session,
             first_system: None,
@@ -329,7 +347,7 @@ fn settings(field: Field) -> Checked<Vec<Setting>> {
     let place = |origin: String| if origin.starts_with(&path) { origin } else { path.clone() };
     config::load_over(&overrides, None, &[])
         .map_err(|error| Problem::new(&place(error.origin), error.problem, error.remedy))?;
-    match settings.iter().find(|setting| !config::session_may_set(&setting.key)) {
+    match settings.iter().find(|setting| !config::session_may_set(&setting.key, &setting.value)) {
         None => Ok(settings),
         Some(Setting { key, .. }) => Err(Problem::new(
             &format!("{path}.{key}"),
@@ -456,7 +474,32 @@ fn overrides(request: &mut Object) -> Checked<RequestOverrides> {
         Some(set) => set.object(&["cache"])?.optional("cache").map(Field::truth).transpose()?,
         None => None,
     };
-    Ok(RequestOverrides { max_output_tokens, sampling, cache, ..RequestOverrides::default() })
+    let transport = request.optional("transport").map(transport).transpose()?;
+    let specprefill = request.optional("specprefill").map(specprefill).transpose()?.unwrap_or_default();
+    Ok(RequestOverrides { max_output_tokens, sampling, cache, specprefill, transport })
+}
+
+/// The name of a transport. Whether there is one of that name is the configuration's to say.
+fn transport(field: Field) -> Checked<String> {
+    let path = field.path.clone();
+    let name = field.text()?;
+    if config::is_transport_name(&name) {
+        return Ok(name);
+    }
+    let problem = format!("`{}` is no name of a transport", shortened(&name));
+    let remedy = format!(
+        "give up to {} lower-case letters, digits, `-` and `_`, as in `agent`",
+        config::MAX_TRANSPORT_CHARS
+    );
+    Err(Problem::new(&path, problem, remedy))
+}
+
+fn specprefill(field: Field) -> Checked<SparseOverride> {
+    let mut object = field.object(&["enabled", "keep", "threshold"])?;
+    let enabled = object.optional("enabled").map(Field::truth).transpose()?;
+    let keep = object.optional("keep").map(Field::fraction).transpose()?;
+    let threshold = object.optional("threshold").map(|field| field.whole(0)).transpose()?;
+    Ok(SparseOverride { enabled, keep, threshold })
 }
 
 fn sampling(field: Field) -> Checked<SamplingOverride> {

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::*;
+use crate::config::SparseOverride;
 use crate::decode::SamplingOverride;
 use crate::event::Nanos;
 use crate::session::{Message, RequestOverrides, RequestSpec, Rewrite, Role, Setting, ToolCall};
@@ -248,6 +249,38 @@ fn every_mistake_is_told_with_file_line_field_and_remedy() {
             vec![HEAD.into(), request(r#""set":{"cash":false}"#)],
         ),
         (
+            "s.jsonl:1: `transport`: `Agent` is no name of a transport; give up to 32 lower-case letters, digits, `-` and `_`, as in `agent`",
+            vec![r#"{"escarp_session":1,"title":"t","transport":"Agent"}"#.into()],
+        ),
+        (
+            "s.jsonl:2: `request.transport`: is a list; give text in quotes",
+            vec![HEAD.into(), request(r#""transport":[]"#)],
+        ),
+        (
+            "s.jsonl:2: `request.specprefill.kep`: unknown key; did you mean `keep`?",
+            vec![HEAD.into(), request(r#""specprefill":{"kep":0.5}"#)],
+        ),
+        (
+            "s.jsonl:2: `request.specprefill.keep`: is 0; give a fraction above 0, up to 1",
+            vec![HEAD.into(), request(r#""specprefill":{"keep":0}"#)],
+        ),
+        (
+            "s.jsonl:2: `request.specprefill.enabled`: is text; give true or false",
+            vec![HEAD.into(), request(r#""specprefill":{"enabled":"off"}"#)],
+        ),
+        (
+            "s.jsonl:2: `request.specprefill.threshold`: is -1; give a whole number of at least 0",
+            vec![HEAD.into(), request(r#""specprefill":{"threshold":-1}"#)],
+        ),
+        (
+            "s.jsonl:1: `set.specprefill.scorer`: is not for a session to set; remove it, and give `--set specprefill.scorer=…` where the session is replayed",
+            vec![r#"{"escarp_session":1,"title":"t","set":{"specprefill.scorer":"models/other.gguf"}}"#.into()],
+        ),
+        (
+            "s.jsonl:1: `set.specprefill.pool`: `specprefill.pool` is 4, which is out of range; allowed is an odd number from 1 to 1023; the default is `13`",
+            vec![r#"{"escarp_session":1,"title":"t","set":{"specprefill.scorer":"self:2","specprefill.pool":4}}"#.into()],
+        ),
+        (
             "s.jsonl:2: `request.reply.role`: is `user`; a reply comes from the `assistant`; what others say goes into `append`",
             vec![HEAD.into(), request(r#""reply":{"role":"user","content":"x"}"#)],
         ),
@@ -316,6 +349,22 @@ fn every_mistake_is_told_with_file_line_field_and_remedy() {
         let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
         assert_eq!(message_of(&lines), expected);
     }
+}
+
+#[test]
+fn what_a_request_says_of_sparse_prefill_is_read_as_far_as_it_says_it() {
+    let session = parse_lines(&[
+        r#"{"escarp_session":1,"title":"t","transport":"agent","set":{"specprefill.scorer":"self:2","specprefill.enabled":true}}"#,
+        R1,
+        r#"{"request":{"name":"r2","append":[{"role":"user","content":"x"}],"transport":"long-context","specprefill":{"keep":0.25,"threshold":0}}}"#,
+    ])
+    .unwrap();
+    assert_eq!(session.transport.as_deref(), Some("agent"));
+    assert_eq!(session.requests[0].overrides, RequestOverrides::default());
+    let overrides = &session.requests[1].overrides;
+    assert_eq!(overrides.transport.as_deref(), Some("long-context"));
+    let says = SparseOverride { enabled: None, keep: Some(0.25), threshold: Some(0) };
+    assert_eq!(overrides.specprefill, says);
 }
 
 #[test]
@@ -400,13 +449,17 @@ struct Draft {
 }
 
 fn drafts() -> impl Strategy<Value = Vec<Draft>> {
-    let overrides = (proptest::option::of(1u64..1 << 40), sampling(), proptest::option::of(any::<bool>()))
-        .prop_map(|(max_output_tokens, sampling, cache)| RequestOverrides {
-            max_output_tokens,
-            sampling,
-            cache,
-            ..Default::default()
-        });
+    let overrides =
+        (
+            proptest::option::of(1u64..1 << 40),
+            sampling(),
+            proptest::option::of(any::<bool>()),
+            specprefill(),
+            transport(),
+        )
+            .prop_map(|(max_output_tokens, sampling, cache, specprefill, transport)| {
+                RequestOverrides { max_output_tokens, sampling, cache, specprefill, transport }
+            });
     let reply = proptest::option::of((any::<String>(), proptest::collection::vec(json_object(), 0..3)));
     let draft = (
         (proptest::bool::weighted(0.3), 0u8..10),
@@ -432,6 +485,16 @@ fn drafts() -> impl Strategy<Value = Vec<Draft>> {
     )
 }
 
+fn transport() -> impl Strategy<Value = Option<String>> {
+    proptest::option::of("[a-z0-9_-]{1,32}")
+}
+
+fn specprefill() -> impl Strategy<Value = SparseOverride> {
+    let keep = proptest::option::of((1u8..=100).prop_map(|percent| f64::from(percent) / 100.0));
+    (proptest::option::of(any::<bool>()), keep, proptest::option::of(any::<u64>()))
+        .prop_map(|(enabled, keep, threshold)| SparseOverride { enabled, keep, threshold })
+}
+
 fn settings() -> impl Strategy<Value = Vec<Setting>> {
     use toml::Value;
     // JSON's reader is exact for numbers as short as people write them.
@@ -450,7 +513,13 @@ fn settings() -> impl Strategy<Value = Vec<Setting>> {
 }
 
 /// Any session that the reader accepts: results answer the calls of the reply before, edits name what is in history.
-fn session_of(drafts: Vec<Draft>, settings: Vec<Setting>, system: Option<String>, title: String) -> Session {
+fn session_of(
+    drafts: Vec<Draft>,
+    settings: Vec<Setting>,
+    system: Option<String>,
+    title: String,
+    transport: Option<String>,
+) -> Session {
     let mut requests: Vec<RequestSpec> = Vec::new();
     let mut in_history: Vec<(String, Vec<String>)> = Vec::new();
     let mut open: Vec<String> = Vec::new();
@@ -509,7 +578,7 @@ fn session_of(drafts: Vec<Draft>, settings: Vec<Setting>, system: Option<String>
         });
     }
     let tools = vec![json!({"type": "function", "function": {"name": "z", "a": 1}}), json!({"name": "a"})];
-    Session { title, description: String::new(), settings, system, tools, requests }
+    Session { title, description: String::new(), transport, settings, system, tools, requests }
 }
 
 proptest! {
@@ -521,8 +590,9 @@ proptest! {
         settings in settings(),
         system in proptest::option::of(any::<String>()),
         title in "t[^\\p{C}]{0,20}",
+        transport in transport(),
     ) {
-        let session = session_of(drafts, settings, system, title);
+        let session = session_of(drafts, settings, system, title, transport);
         let text = write(&session);
         let back = parse(&text, Path::new("s.jsonl")).map_err(|e| TestCaseError::fail(e.to_string()))?;
         prop_assert_eq!(&back, &session);

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::VERSION;
+use crate::config::SparseOverride;
 use crate::decode::SamplingOverride;
 use crate::session::{Message, Rewrite, Role, Session, Setting, ToolCall};
 
@@ -20,6 +21,7 @@ pub fn write(session: &Session) -> String {
         escarp_session: VERSION,
         title: &session.title,
         description: &session.description,
+        transport: session.transport.as_deref(),
         set: session.settings.iter().map(as_entry).collect(),
     });
     if let Some(system) = &session.system {
@@ -49,6 +51,8 @@ pub fn write(session: &Session) -> String {
                 max_output_tokens: request.overrides.max_output_tokens,
                 sampling: request.overrides.sampling,
                 set: request.overrides.cache.map(|cache| SetLine { cache }),
+                transport: request.overrides.transport.as_deref(),
+                specprefill: request.overrides.specprefill,
             }),
         });
     }
@@ -63,6 +67,8 @@ enum Line<'a> {
         title: &'a str,
         #[serde(skip_serializing_if = "str::is_empty")]
         description: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        transport: Option<&'a str>,
         #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
         set: serde_json::Map<String, serde_json::Value>,
     },
@@ -110,6 +116,10 @@ struct RequestLine<'a> {
     sampling: SamplingOverride,
     #[serde(skip_serializing_if = "Option::is_none")]
     set: Option<SetLine>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    transport: Option<&'a str>,
+    #[serde(skip_serializing_if = "says_nothing")]
+    specprefill: SparseOverride,
 }
 
 #[derive(Serialize)]
@@ -151,6 +161,6 @@ fn is_zero(seconds: &f64) -> bool {
     *seconds == 0.0
 }
 
-fn says_nothing(sampling: &SamplingOverride) -> bool {
-    *sampling == SamplingOverride::default()
+fn says_nothing<T: Default + PartialEq>(overrides: &T) -> bool {
+    *overrides == T::default()
 }

@@ -26,6 +26,7 @@ fn session(requests: Vec<super::super::RequestSpec>) -> Arc<Session> {
     Arc::new(Session {
         title: "t".into(),
         description: String::new(),
+        transport: None,
         settings: Vec::new(),
         system: Some("be brief".into()),
         tools: vec![serde_json::json!({"name": "read_file"})],
@@ -440,4 +441,21 @@ proptest! {
         }
         prop_assert!(player.turns_known() >= player.turns_taken());
     }
+}
+
+#[test]
+fn a_request_comes_by_its_own_transport_and_else_by_the_sessions() {
+    let mut requests =
+        vec![request("r1", vec![], Some("one")), request("r2", vec![], None), request("r3", vec![], None)];
+    requests[1].overrides.transport = Some("long-context".into());
+    let mut session = Arc::unwrap_or_clone(session(requests));
+    session.transport = Some("agent".into());
+    let mut player = Player::new(Arc::new(session), ReplayMode::Recorded);
+    let transport = |turn: Turn| turn.overrides.transport;
+    assert_eq!(transport(player.take().unwrap()).as_deref(), Some("agent"));
+    assert_eq!(transport(player.peek().unwrap()).as_deref(), Some("long-context"));
+    assert_eq!(transport(player.take().unwrap()).as_deref(), Some("long-context"));
+    let injected = player.inject(vec![Message::text(Role::User, "now")], Nanos(0));
+    assert_eq!(transport(injected).as_deref(), Some("agent"));
+    assert_eq!(Player::new(three(), ReplayMode::Live).take().unwrap().overrides.transport, None);
 }
