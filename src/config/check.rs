@@ -75,6 +75,9 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
     not_negative("sim.restore_us_per_kilotoken", sim.restore_us_per_kilotoken)?;
     whole("sim.state_bytes_per_token", sim.state_bytes_per_token, 1, 1 << 24)?;
     whole("sim.snapshot_bytes", sim.snapshot_bytes, 0, 1 << 34)?;
+    not_negative("sim.scorer_us_per_token", sim.scorer_us_per_token)?;
+    not_negative("sim.scorer_decode_us_per_token", sim.scorer_decode_us_per_token)?;
+    whole("sim.scorer_state_bytes_per_token", sim.scorer_state_bytes_per_token, 1, 1 << 24)?;
     check_mlx(mlx)?;
     whole("ui.max_fps", ui.max_fps as usize, 1, 60)?;
     check_ram(config)

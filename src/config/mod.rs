@@ -308,13 +308,21 @@ pub struct SimConfig {
     /// Bytes of a snapshot of all recurrent layers' state; 0 means that there are none. `"150MiB"` in a file.
     #[serde(deserialize_with = "bytes::deserialize")]
     pub snapshot_bytes: usize,
+    /// Prefill time of one token on the pseudo-scorer, microseconds.
+    pub scorer_us_per_token: f64,
+    /// Decode time of one token on the pseudo-scorer, microseconds.
+    pub scorer_decode_us_per_token: f64,
+    /// Bytes of state a token has on the pseudo-scorer; `"12KiB"` in a file.
+    #[serde(deserialize_with = "bytes::deserialize")]
+    pub scorer_state_bytes_per_token: usize,
     /// Changes the pseudo-model's replies.
     pub seed: u64,
 }
 
 impl Default for SimConfig {
     // Dense prefill of the study's 27B hybrid: 3.83 ms a token at depth 0, +0.033 ms for each thousand tokens of depth; 27.7 ms
-    // to restore 12,288 tokens; 64 KiB of key/value state a token (Oliver Yu, EXP-003, CC BY 4.0; derived).
+    // to restore 12,288 tokens; 64 KiB of key/value state a token. Its scorer, a 0.8B hybrid: 3.6 s for a window of 24,954 tokens, and
+    // 12 KiB a token (Oliver Yu, EXP-003, CC BY 4.0; derived). The scorer's decode is nowhere told: it is to the target's as their prefills.
     fn default() -> SimConfig {
         SimConfig {
             context_tokens: 131_072,
@@ -325,6 +333,9 @@ impl Default for SimConfig {
             restore_us_per_kilotoken: 2_254.0,
             state_bytes_per_token: 64 << 10,
             snapshot_bytes: 0,
+            scorer_us_per_token: 144.0,
+            scorer_decode_us_per_token: 1_500.0,
+            scorer_state_bytes_per_token: 12 << 10,
             seed: 0,
         }
     }

@@ -7,12 +7,14 @@ mod gating;
 mod operations;
 mod recurrent;
 mod routes;
+mod scoring;
 mod weights;
 
 pub(crate) use gating::gating;
 pub(crate) use operations::operations;
 pub(crate) use recurrent::recurrent;
 pub(crate) use routes::{Dims, Route, Toy, routes, trace};
+pub(crate) use scoring::scoring;
 pub(crate) use weights::Kind;
 
 use super::ops::Device;
@@ -27,6 +29,7 @@ pub(crate) fn conforms<D: Device>(make: Make<'_, D>) {
     gating(make);
     recurrent(make);
     routes(make);
+    scoring(make);
 }
 
 /// Root-mean-square difference as a share of the root mean square of `expected`.

@@ -15,6 +15,7 @@ mod gguf;
 mod inspect;
 mod resident;
 mod safetensors;
+mod scorer;
 mod shape;
 mod tensor;
 pub mod text;
@@ -27,6 +28,7 @@ use crate::device::cpu::{Cpu, CpuOptions};
 use crate::device::ops::Device;
 use crate::device::sim::Sim;
 use crate::device::{DeviceError, Executor};
+use scorer::Target;
 
 pub use bundled::{DRAFT, TARGET, bundled};
 pub use decoder::{Decoder, Output};
@@ -38,6 +40,7 @@ pub use inspect::{
     inspect, inspect_at, weight_bytes_per_token,
 };
 pub use resident::Resident;
+pub use scorer::LoadedScorer;
 pub use shape::{Architecture, AttentionSizes, LayerKind, MlpKind, ModelShape};
 pub use tensor::{Checkpoint, Fate, Part, Site, Tensor, TensorData, TensorListing, TensorRole};
 
@@ -73,8 +76,22 @@ pub enum ModelError {
         /// Why.
         problem: String,
         /// What to do about it.
-        remedy: &'static str,
+        remedy: String,
     },
+    /// The model that is to score for sparse prefill cannot be had.
+    #[error("`{key}`: {source}")]
+    Scorer {
+        /// The key that chose it.
+        key: &'static str,
+        /// Why.
+        source: Box<ModelError>,
+    },
+    /// Sparse prefill is on, and nothing scores.
+    #[error(
+        "`specprefill.enabled` is true, and nothing scores: set `model.draft` to a smaller model with the same tokenizer, or \
+         `specprefill.scorer` to \"self:N\" for the model's own first layers"
+    )]
+    NoScorer,
 }
 
 impl ModelError {
@@ -97,18 +114,9 @@ pub struct Loaded {
     pub scorer: Option<LoadedScorer>,
 }
 
-/// A scorer ready to run: its tokenizer is the target's.
-pub struct LoadedScorer {
-    /// The model on its device; another resident one than the target, with pages and slots of its own.
-    pub executor: Box<dyn Executor>,
-    /// Display name: `talus`, `scarp, layers 0-3`.
-    pub name: String,
-    /// Whether its logits mean something, so that it can decode to look ahead. A target's first layers cannot.
-    pub decodes: bool,
-}
-
 /// Loads the configured model onto the configured device (`model.path`, `model.device`, `model.precision`,
-/// `cache.block_tokens` as the page size). A folder without tokenizer gets [`text::TextCodec::bytes_only`].
+/// `cache.block_tokens` as the page size), and beside it the scorer that `specprefill.scorer` chooses. A folder without tokenizer gets
+/// [`text::TextCodec::bytes_only`].
 pub fn load(config: &Config) -> Result<Loaded, ModelError> {
     match config.model.device.kind() {
         DeviceKind::Sim => Ok(Loaded {
@@ -117,7 +125,7 @@ pub fn load(config: &Config) -> Result<Loaded, ModelError> {
                 config.cache.block_tokens_for(config.sim.snapshot_bytes > 0),
             )),
             text: text::TextCodec::synthetic(Sim::VOCAB as u32),
-            scorer: None,
+            scorer: scorer::pseudo(config)?,
         }),
         DeviceKind::Cpu => {
             let precision = config.model.precision.on_cpu();
@@ -146,28 +154,33 @@ fn load_onto_mlx(_: &Config) -> Result<Loaded, ModelError> {
     Err(ModelError::Unavailable {
         device: "mlx",
         problem: "this program was built without it".to_owned(),
-        remedy: "build it with `--features mlx`, or use the `cpu` device",
+        remedy: "build it with `--features mlx`, or use the `cpu` device".to_owned(),
     })
 }
 
 /// Loads the model onto a device, on this thread: some devices are bound to the one they were made on.
 fn load_onto<D: Device + 'static>(
     config: &Config,
-    device: impl FnOnce() -> Result<D, DeviceError>,
-) -> Result<Loaded, ModelError> {
+    device: impl Fn() -> Result<D, DeviceError>,
+) -> Result<Loaded, ModelError>
+where
+    D::Table: Send,
+{
     let path = config.model.path.as_deref().unwrap_or(Path::new(TARGET));
     let source = Source::open(path)?;
     let shape = source.shape()?;
-    let device = device().map_err(|source| ModelError::Device { path: path.to_owned(), source })?;
-    let vocab = shape.vocab;
+    let own = device().map_err(|source| ModelError::Device { path: path.to_owned(), source })?;
     // The tokenizer takes about as long as the weights of a small model, so they load side by side.
-    std::thread::scope(|scope| {
-        let text = scope.spawn(|| source.text(vocab));
+    let (executor, text) = std::thread::scope(|scope| {
+        let text = scope.spawn(|| source.text(shape.vocab));
         let page_tokens = config.cache.block_tokens_for(shape.states().is_some());
-        let executor = Resident::load(device, source.checkpoint(), shape, source.name(), page_tokens)?;
+        let executor = Resident::load(own, source.checkpoint(), shape.clone(), source.name(), page_tokens)?;
         let text = text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        Ok(Loaded { executor: Box::new(executor), text, scorer: None })
-    })
+        Ok((executor, text))
+    })?;
+    let target = Target { source: &source, shape: &shape, text: &text };
+    let scorer = scorer::load(config, &target, device)?;
+    Ok(Loaded { executor: Box::new(executor), text, scorer })
 }
 
 /// An opened model, of either format.

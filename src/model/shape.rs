@@ -215,6 +215,24 @@ impl ModelShape {
         ModelShape { prediction_layers: layers, ..self.clone() }.checked()
     }
 
+    /// The first `layers` layers as a model of its own, without a prediction head.
+    pub(super) fn first_layers(&self, layers: usize) -> Result<ModelShape, String> {
+        let own = self.layers.len();
+        if layers > own {
+            return Err(format!("it has {own} layers, not {layers}"));
+        }
+        let kinds = self.layers[..layers].to_vec();
+        if !kinds.contains(&LayerKind::Attention) {
+            let first = self.layers.iter().position(|kind| *kind == LayerKind::Attention).unwrap_or(own);
+            return Err(format!(
+                "none of its first {layers} layers is an attention layer, whose queries score; that is layer {first}, so {} at least",
+                first + 1
+            ));
+        }
+        let delta = self.delta.filter(|_| kinds.contains(&LayerKind::Recurrent));
+        ModelShape { layers: kinds, delta, prediction_layers: 0, ..self.clone() }.checked()
+    }
+
     /// The role of every tensor a model of this shape has. [`TensorRole::Output`] is among them, though the embedding may serve for it.
     pub fn roles(&self) -> impl Iterator<Item = TensorRole> {
         let AttentionSizes { head_norms, .. } = self.attention;

@@ -9,6 +9,7 @@ mod hostile_folder;
 #[cfg(feature = "mlx")]
 mod mlx;
 mod parity;
+mod sparse;
 
 use std::path::{Path, PathBuf};
 

@@ -73,7 +73,7 @@ pub(crate) struct Dims {
 }
 
 /// A small model of mixed encodings and awkward sizes.
-fn small() -> Dims {
+pub(super) fn small() -> Dims {
     let affine = Kind::Affine { bits: 6, group: 32, float: Float::F16 };
     Dims {
         hidden: 96,
@@ -151,10 +151,7 @@ impl<D: Device> Toy<D> {
     pub(crate) fn forward(&self, device: &mut D, kv: &mut D::Kv, spans: &[Span<'_>], all: bool) -> Vec<f32> {
         let shape = self.dims.shape;
         let tokens: Vec<u32> = spans.iter().flat_map(|span| span.tokens.iter().copied()).collect();
-        let positions: Vec<u32> = spans
-            .iter()
-            .flat_map(|span| span.start as u32..(span.start + span.tokens.len()) as u32)
-            .collect();
+        let positions: Vec<u32> = spans.iter().flat_map(Span::token_positions).collect();
         let mut x = device.embed(&self.table, &tokens);
         for (index, layer) in self.layers.iter().enumerate() {
             let normed = device.rms_norm(&x, &layer.norms[0], 1e-5);

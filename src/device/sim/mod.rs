@@ -39,10 +39,65 @@ impl Sim {
 
     /// A pseudo-model whose pages hold `page_tokens` tokens.
     pub fn new(config: &SimConfig, page_tokens: usize) -> Sim {
+        Sim::named("pseudo-model", "", config, page_tokens)
+    }
+
+    /// A smaller pseudo-model that scores for one of `config`: of the same kind, with a cost model of its own.
+    pub fn scorer(config: &SimConfig, page_tokens: usize) -> Sim {
+        let own = SimConfig {
+            prefill_us_per_token: config.scorer_us_per_token,
+            prefill_us_per_token_per_kilotoken: 0.0,
+            decode_us_per_token: config.scorer_decode_us_per_token,
+            state_bytes_per_token: config.scorer_state_bytes_per_token,
+            ..config.clone()
+        };
+        Sim::named("pseudo-scorer", "scorer", &own, page_tokens)
+    }
+
+    /// The first `layers` layers of a pseudo-model of `config`, which cost their share of it. An error says why there are not so many.
+    pub fn first_layers(config: &SimConfig, page_tokens: usize, layers: usize) -> Result<Sim, String> {
+        let whole = Sim::new(config, page_tokens).facts;
+        // As in the hybrid it stands for, every fourth layer attends.
+        let (all, attends_every) = match whole.recurrent_layers {
+            0 => (whole.attention_layers as usize, 1),
+            recurrent => ((whole.attention_layers + recurrent) as usize, 4),
+        };
+        if layers > all {
+            return Err(format!("the pseudo-model has {all} layers, not {layers}"));
+        }
+        let attention = layers / attends_every;
+        if attention == 0 {
+            return Err(format!(
+                "the first {layers} layers of the pseudo-model hold no attention layer; {attends_every} do"
+            ));
+        }
+        let recurrent = layers - attention;
+        let part = |of: usize, layers: usize, all: usize| (of * layers).div_ceil(all.max(1));
+        let share = layers as f64 / all as f64;
+        let own = SimConfig {
+            prefill_us_per_token: config.prefill_us_per_token * share,
+            prefill_us_per_token_per_kilotoken: config.prefill_us_per_token_per_kilotoken * share,
+            decode_us_per_token: config.decode_us_per_token * share,
+            state_bytes_per_token: part(
+                config.state_bytes_per_token,
+                attention,
+                whole.attention_layers as usize,
+            ),
+            snapshot_bytes: part(config.snapshot_bytes, recurrent, whole.recurrent_layers as usize),
+            ..config.clone()
+        };
+        let mut sim = Sim::named("pseudo-model", &format!("first {layers} layers"), &own, page_tokens);
+        sim.facts.attention_layers = attention as u32;
+        sim.facts.recurrent_layers = recurrent as u32;
+        Ok(sim)
+    }
+
+    fn named(model: &str, part: &str, config: &SimConfig, page_tokens: usize) -> Sim {
         let mut hasher = blake3::Hasher::new_derive_key("escarp pseudo-model 1");
         hasher.update(&config.seed.to_le_bytes());
+        hasher.update(part.as_bytes());
         let facts = ExecutorFacts {
-            model: "pseudo-model".to_owned(),
+            model: model.to_owned(),
             digest: *hasher.finalize().as_bytes(),
             device: "sim",
             kernel: "cost model".to_owned(),

@@ -39,12 +39,14 @@ fn run_pair<T>(
     work: impl FnOnce(&mut Scheduler<'_>, &mut Clock, &mut Emitter) -> T,
 ) -> (T, Vec<Event>) {
     let Loaded { executor, text, scorer } = model::load(config).unwrap();
-    let scorer = scorer.expect("the bundled pair has a scorer");
     let ground = narrow(config.cache.snapshot_policy, config.scheduler.clone(), BLOCK, LONGEST, 200);
     ground.run_on(Loaded { executor, text, scorer: None }, |scheduler, clock, out| {
-        let settings = ScorerSettings::of(&config.specprefill, 96, 1 << 30, scorer.decodes);
-        let scorer = Scorer::new(scorer.executor, [0; 32], Vec::new(), settings);
-        scheduler.attach_sparse(SparseSide::new(Some(scorer), config.clone()));
+        // Where sparse prefill is ruled out there is none.
+        let scorer = scorer.map(|scorer| {
+            let settings = ScorerSettings::of(&config.specprefill, 96, 1 << 30, scorer.decodes);
+            Scorer::new(scorer.executor, [0; 32], Vec::new(), settings)
+        });
+        scheduler.attach_sparse(SparseSide::new(scorer, config.clone()));
         scheduler.tell_logits(true);
         work(scheduler, clock, out)
     })

@@ -6,6 +6,7 @@
 //! Segments do not cut: a token belongs to the segment its first byte lies in. Pieces are remembered, because consecutive turns of
 //! a session share almost all of them.
 
+mod agree;
 mod bpe;
 mod carried;
 mod prompt;
@@ -73,6 +74,8 @@ pub struct TextCodec {
     habits: Habits,
     end_of_turn: Vec<u32>,
     digest: [u8; 32],
+    /// Digest of the tokenizer alone.
+    tokens_digest: [u8; 32],
     pieces: Mutex<PieceCache>,
     probed: Mutex<Option<protected::Probed>>,
 }
@@ -126,8 +129,10 @@ impl TextCodec {
             hasher.update(&(special.text.len() as u64).to_le_bytes());
             hasher.update(special.text.as_bytes());
         }
+        let tokens_digest = *hasher.finalize().as_bytes();
         hasher.update(parts.template.source().as_bytes());
         TextCodec {
+            tokens_digest,
             vocabulary: parts.vocabulary,
             specials,
             habits: Habits::of(&parts.template),
