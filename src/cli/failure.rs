@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use crate::cache::tier::TierError;
+use crate::compare::BadLane;
 use crate::config::ConfigError;
 use crate::event::record::RecordError;
 use crate::model::ModelError;
@@ -56,6 +57,12 @@ impl From<SessionError> for Failure {
 
 impl From<ModelError> for Failure {
     fn from(error: ModelError) -> Failure {
+        Failure::input(error)
+    }
+}
+
+impl From<BadLane> for Failure {
+    fn from(error: BadLane) -> Failure {
         Failure::input(error)
     }
 }

@@ -5,9 +5,11 @@
 //! work or ends in a [`Failure`], which decides the exit code: 2 for bad input, 1 for a run that failed.
 
 mod bench;
+mod compare;
 mod completions;
 mod direct;
 mod failure;
+mod faults;
 mod inspect;
 mod launch;
 mod logging;
@@ -45,6 +47,8 @@ enum Command {
     Tui(tui::Options),
     /// Replay a session without a terminal and print one row a request.
     Replay(replay::Options),
+    /// Replay a session in several lanes side by side, dense and sparse among them, and say who was faster and what is owed.
+    Compare(compare::Options),
     /// Say what a model, a session, a recording or a cache folder contains.
     Inspect(inspect::Options),
     /// Print the logits of a token sequence.
@@ -60,6 +64,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     match args.command.unwrap_or(Command::Tui(args.tui)) {
         Command::Tui(options) => tui::run(&options),
         Command::Replay(options) => replay::run(&options),
+        Command::Compare(options) => compare::run(&options),
         Command::Inspect(options) => inspect::run(&options),
         Command::Logits(options) => logits::run(&options),
         Command::Bench(options) => bench::run(&options),
@@ -99,6 +104,7 @@ mod tests {
             EXAMPLES,
             tui::EXAMPLES,
             replay::EXAMPLES,
+            compare::EXAMPLES,
             inspect::EXAMPLES,
             logits::EXAMPLES,
             bench::EXAMPLES,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::ValueHint;
 
 use super::{Failure, logging};
+use crate::compare::LaneSpec;
 use crate::config::{self, Config, ConfigError, Override};
 use crate::ledger::Breakpoint;
 use crate::model;
@@ -144,12 +145,25 @@ impl ReplayOptions {
     /// The session, and the configuration that its settings, these options and `model`'s add up to.
     pub(super) fn open(&self) -> Result<(Session, Config), Failure> {
         let session = session::open(&self.session)?;
-        let config = self.config(&session)?;
+        let config = self.config(&session, &[])?;
         session.check_transports(&self.session, &config)?;
         Ok((session, config))
     }
 
-    fn config(&self, session: &Session) -> Result<Config, Failure> {
+    /// The session, and a configuration a lane: what [`ReplayOptions::open`] gives, with the lane's own settings over it.
+    pub(super) fn open_lanes(&self, lanes: &[LaneSpec]) -> Result<(Session, Vec<(String, Config)>), Failure> {
+        let session = session::open(&self.session)?;
+        let config = |lane: &LaneSpec| -> Result<(String, Config), Failure> {
+            let config = self.config(&session, &lane.overrides)?;
+            session.check_transports(&self.session, &config)?;
+            Ok((lane.name.clone(), lane.finish(config)))
+        };
+        let configs = lanes.iter().map(config).collect::<Result<_, _>>()?;
+        Ok((session, configs))
+    }
+
+    /// The configuration of these options, with `further` over it.
+    fn config(&self, session: &Session, further: &[Override]) -> Result<Config, Failure> {
         let word = |option: &str, key: &str, value: &Option<String>| {
             value.as_deref().map(|word| Override::new(option, key, word))
         };
@@ -168,6 +182,7 @@ impl ReplayOptions {
             idle,
             budget,
         ];
-        self.model.config_over(&session.overrides(&self.session), sugar.into_iter().flatten())
+        let sugar = sugar.into_iter().flatten().chain(further.iter().cloned());
+        self.model.config_over(&session.overrides(&self.session), sugar)
     }
 }

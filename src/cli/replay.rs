@@ -1,18 +1,18 @@
 //! `replay`: a session, headless, through the same engine as the interface.
 
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 
 use signal_hook::consts::SIGINT;
 
+use super::faults::Timed;
 use super::launch::Run;
 use super::options::ReplayOptions;
 use super::output::Output;
 use super::progress::Progress;
 use super::{Example, Failure, examples};
-use crate::engine::{BadFault, Command, Engine, Fault};
+use crate::engine::{Command, Engine};
 use crate::event::{Body, Event, Fanout, Gate, LaneId, RequestId};
 use crate::ledger::{Ledger, Row};
 use crate::report::{cut_line, printable, request_table, run_line, settings_line, summary, thousands};
@@ -44,26 +44,6 @@ pub(super) struct Options {
     faults: Vec<Timed>,
     #[command(flatten)]
     replay: ReplayOptions,
-}
-
-/// A fault and the turn before which it is to happen.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Timed {
-    turn: u32,
-    fault: Fault,
-}
-
-impl FromStr for Timed {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Timed, String> {
-        let (turn, fault) = text.split_once(':').ok_or("write N:FAULT, for example 8:evict-block:3")?;
-        let turn = turn
-            .parse()
-            .map_err(|_| format!("`{turn}` is no turn; write N:FAULT, for example 8:evict-block:3"))?;
-        let fault = fault.parse().map_err(|error: BadFault| error.to_string())?;
-        Ok(Timed { turn, fault })
-    }
 }
 
 pub(super) fn run(options: &Options) -> Result<(), Failure> {

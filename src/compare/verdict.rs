@@ -256,7 +256,10 @@ impl Verdict {
             text += &format!("; {} owes {}", self.against, owed.words());
         }
         if let Some((whole, outcome)) = self.whole_lead_s.as_ref().zip(self.whole_outcome) {
-            text += &format!("; with replies {}", self.standing(whole.median, outcome));
+            text += &format!("; with replies it ends {}", self.standing(whole.median, outcome));
+        }
+        if self.partial {
+            text += &format!(" (over the first {})", counted(self.requests, "request"));
         }
         text
     }
@@ -264,7 +267,11 @@ impl Verdict {
     /// How it went and how it ended.
     fn course(&self, lead: f64, outcome: Outcome) -> String {
         let (lane, against) = (&self.lane, &self.against);
-        let ends = format!("ends {} {against}", self.standing(lead, outcome));
+        let ends = match outcome {
+            Outcome::Faster => format!("ends {} of {against}", self.standing(lead, outcome)),
+            Outcome::Slower => format!("ends {} {against}", self.standing(lead, outcome)),
+            Outcome::Tie => format!("ends {} with {against}", self.standing(lead, outcome)),
+        };
         let best = self.best_lead.as_ref().map(|best| (best, self.led_until));
         match (best, outcome) {
             (Some((best, Some(until))), Outcome::Slower | Outcome::Tie) if self.led_until != self.last => {
@@ -287,15 +294,13 @@ impl Verdict {
         }
     }
 
-    /// `16.3 s behind`, `6.3 s ahead of`, `level with`.
+    /// `16.3 s behind`, `6.3 s ahead`, `level`.
     fn standing(&self, lead: f64, outcome: Outcome) -> String {
         match outcome {
-            Outcome::Faster => format!("{} ahead of", seconds(lead)),
+            Outcome::Faster => format!("{} ahead", seconds(lead)),
             Outcome::Slower => format!("{} behind", seconds(-lead)),
-            Outcome::Tie if self.repeats > 1 => {
-                format!("level, within the spread of {} repeats, with", self.repeats)
-            }
-            Outcome::Tie => "level with".to_owned(),
+            Outcome::Tie if self.repeats > 1 => format!("level ({} repeats differ by more)", self.repeats),
+            Outcome::Tie => "level".to_owned(),
         }
     }
 }

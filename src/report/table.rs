@@ -4,6 +4,9 @@ use std::fmt;
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
+/// What stands between columns.
+const SEPARATOR: &str = "  ";
+
 /// Which side of a column its cells stand on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Align {
@@ -34,15 +37,24 @@ impl Table {
         row.resize(self.header.len(), String::new());
         self.rows.push(row);
     }
+
+    /// How many columns of a terminal its widest line takes.
+    pub fn width(&self) -> usize {
+        self.widths().iter().sum::<usize>() + SEPARATOR.len() * self.header.len().saturating_sub(1)
+    }
+
+    fn widths(&self) -> Vec<usize> {
+        let cells = |column: usize| self.rows.iter().map(move |row| row[column].width());
+        let titles = self.header.iter().map(|(title, _)| title.width());
+        titles.enumerate().map(|(column, title)| cells(column).fold(title, usize::max)).collect()
+    }
 }
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let titles: Vec<_> = self.header.iter().map(|(title, _)| title.clone()).collect();
         let lines = || std::iter::once(&titles).chain(&self.rows);
-        let widths: Vec<_> = (0..titles.len())
-            .map(|column| lines().map(|line| line[column].width()).max().unwrap_or(0))
-            .collect();
+        let widths = self.widths();
         for line in lines() {
             let mut text = String::new();
             for ((cell, (_, align)), width) in line.iter().zip(&self.header).zip(&widths) {
@@ -51,7 +63,7 @@ impl fmt::Display for Table {
                     Align::Left => text.extend([cell.as_str(), &padding]),
                     Align::Right => text.extend([padding.as_str(), cell]),
                 }
-                text.push_str("  ");
+                text.push_str(SEPARATOR);
             }
             writeln!(f, "{}", text.trim_end())?;
         }

@@ -1,0 +1,332 @@
+//! `compare`: lanes of the same session side by side.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+
+use serde::Serialize;
+use signal_hook::consts::SIGINT;
+
+use super::faults::Timed;
+use super::launch::LaneRuns;
+use super::options::ReplayOptions;
+use super::output::Output;
+use super::progress::Progress;
+use super::{Example, Failure, examples};
+use crate::compare::{Comparison, Disagreement, LaneSpec, Lockstep, News, Verdict, lanes};
+use crate::config::Config;
+use crate::engine::Command;
+use crate::event::{Body, Gate, LaneId};
+use crate::ledger::Ledger;
+use crate::report::{
+    compare_table, cut_line, lane_lines, notes, printable, run_line, settings_line, thousands, verdict_lines,
+};
+use crate::session::Session;
+
+pub(super) const EXAMPLES: &[Example] = &[
+    ("escarp compare --session append-heavy", "dense and sparse, step by step, with a verdict"),
+    (
+        "escarp compare --lane sparse --lane keep10:specprefill.enabled=true,specprefill.keep=0.1",
+        "three lanes: dense is always among them",
+    ),
+    ("escarp compare --device sim --session steady --repeat 3 --json", "medians over three runs, as JSON"),
+    (
+        "escarp compare --lane every:cache.snapshot_policy=every --record run.jsonl",
+        "recordings run.dense.jsonl and run.every.jsonl",
+    ),
+];
+
+/// Columns where standard output is no terminal.
+const COLUMNS: usize = 80;
+
+/// Options of `compare`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = examples(EXAMPLES))]
+pub(super) struct Options {
+    /// A lane: `dense`, `sparse`, or `NAME:key=value,key=value`; may be repeated, for two to four lanes [default: dense and sparse]
+    #[arg(long = "lane", value_name = "NAME[:KEY=VALUE,…]")]
+    lanes: Vec<LaneSpec>,
+    /// Compare without a dense lane: the first lane stands in for it
+    #[arg(long)]
+    without_dense: bool,
+    /// Run all of it N times and print medians; each time another lane computes first
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=99))]
+    repeat: u32,
+    /// Stop after N requests
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    turns: Option<u32>,
+    /// Print one JSON object a request and lane, then one a verdict
+    #[arg(long)]
+    json: bool,
+    /// Have something go wrong in every lane before turn N, as in `replay`; may be repeated
+    #[arg(long = "fault", value_name = "N:FAULT")]
+    faults: Vec<Timed>,
+    #[command(flatten)]
+    replay: ReplayOptions,
+}
+
+pub(super) fn run(options: &Options) -> Result<(), Failure> {
+    let specs = lanes(&options.lanes, options.without_dense)?;
+    let (mut session, configs) = options.replay.open_lanes(&specs)?;
+    if let Some(turns) = options.turns {
+        session.requests.truncate(turns as usize);
+    }
+    if options.repeat > 1 && configs.iter().any(|(_, config)| config.cache.dir.is_some()) {
+        return Err(Failure::input(
+            "`--repeat` starts every run from nothing, and `cache.dir` keeps state between runs; leave one of them out",
+        ));
+    }
+    options.replay.model.start_log()?;
+    let mut race = Race::new(options, specs, session, configs)?;
+    for repeat in 0..options.repeat as usize {
+        if race.run_once(repeat)? == Ending::Early {
+            break;
+        }
+    }
+    race.conclude()
+}
+
+/// How a run of all lanes ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    /// At the session's end, in every lane.
+    Complete,
+    /// Before that: at a breakpoint, a failure, an interrupt.
+    Early,
+}
+
+/// The last line of a lane in `--json`.
+#[derive(Serialize)]
+struct VerdictLine {
+    verdict: Verdict,
+    sentence: String,
+    disagreements: Vec<Disagreement>,
+}
+
+/// Lanes as they are seen from outside the engines.
+struct Race<'a> {
+    options: &'a Options,
+    session: Arc<Session>,
+    configs: Vec<(String, Config)>,
+    comparison: Comparison,
+    interrupt: Arc<AtomicBool>,
+    interrupted: bool,
+    output: Output,
+}
+
+impl Race<'_> {
+    fn new(
+        options: &Options,
+        specs: Vec<LaneSpec>,
+        session: Session,
+        configs: Vec<(String, Config)>,
+    ) -> Result<Race<'_>, Failure> {
+        let interrupt = Arc::new(AtomicBool::new(false));
+        // The first interrupt ends the run in good order, the second one ends the process.
+        signal_hook::flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&interrupt))
+            .and_then(|_| signal_hook::flag::register(SIGINT, Arc::clone(&interrupt)))
+            .map_err(Failure::run)?;
+        Ok(Race {
+            options,
+            session: Arc::new(session),
+            configs,
+            comparison: Comparison::new(specs.into_iter().map(|spec| spec.name)),
+            interrupt,
+            interrupted: false,
+            output: Output::stdout(),
+        })
+    }
+
+    /// Runs all lanes to the session's end, or to what ends them before it.
+    fn run_once(&mut self, repeat: usize) -> Result<Ending, Failure> {
+        if repeat > 0 {
+            self.comparison.begin_repeat();
+        }
+        let (sender, news) = mpsc::channel();
+        let record = self.options.replay.record.as_deref().filter(|_| repeat == 0);
+        let sink = move |told| drop(sender.send(told));
+        let runs = LaneRuns::start(self.configs.clone(), &self.session, record, repeat, sink)?;
+        let conditions = self.options.replay.breakpoints.clone();
+        if !conditions.is_empty() {
+            runs.lockstep.send(Command::Break { conditions });
+        }
+        let ending = self.follow(&runs.lockstep, &news);
+        let started = self.ledgers().all(|(_, ledger)| ledger.run().is_some());
+        runs.finish(started)?;
+        // A model that cannot be loaded cannot be loaded a second time either.
+        if let Some((name, message)) = self.unstarted().filter(|_| !self.interrupted) {
+            return Err(Failure::input(format_args!("lane {name}: {message}")));
+        }
+        Ok(ending)
+    }
+
+    /// Drives the lanes and takes in what they tell.
+    fn follow(&mut self, lockstep: &Lockstep, news: &Receiver<News>) -> Ending {
+        let mut progress = Progress::new();
+        let mut faults = self.options.faults.clone();
+        let mut ending = Ending::Early;
+        loop {
+            if self.interrupt.load(Ordering::Relaxed) && !self.interrupted {
+                self.interrupted = true;
+                lockstep.send(Command::Shutdown);
+            }
+            match news.recv_timeout(Progress::PACE) {
+                Ok(told) => {
+                    self.comparison.apply(&told);
+                    match told {
+                        News::Gate(Gate::Running) => {}
+                        News::Gate(Gate::BeforeTurn) if self.may_go_on() => self.go_on(lockstep, &mut faults),
+                        News::Gate(gate) => {
+                            if gate == Gate::Ended && self.may_go_on() && !self.interrupted {
+                                ending = Ending::Complete;
+                            }
+                            lockstep.send(Command::Shutdown);
+                        }
+                        News::Event { lane, event } if matches!(event.body, Body::SessionCut { .. }) => {
+                            self.tell_cut(lane, &mut progress);
+                        }
+                        News::Over => return ending,
+                        News::Event { .. } | News::Round { .. } => {}
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return ending,
+            }
+            progress.show(|| self.position());
+        }
+    }
+
+    fn ledgers(&self) -> impl Iterator<Item = (&str, &Ledger)> {
+        let names = self.comparison.names().iter().enumerate();
+        names.filter_map(|(lane, name)| Some((name.as_str(), self.comparison.ledger(lane)?)))
+    }
+
+    /// The first lane that did not get as far as to start, and why.
+    fn unstarted(&self) -> Option<(&str, &str)> {
+        let mut lanes = self.ledgers().filter(|(_, ledger)| ledger.run().is_none());
+        lanes
+            .next()
+            .map(|(name, ledger)| (name, ledger.failure().unwrap_or("the engine ended before it was ready")))
+    }
+
+    /// Whether nothing has happened that the comparison is to end at. With a fault asked for, a request that fails of it is what was asked for.
+    fn may_go_on(&self) -> bool {
+        self.ledgers().all(|(_, ledger)| {
+            let failed = ledger.requests().any(|request| request.error.is_some());
+            let expected = !ledger.faults().is_empty();
+            ledger.breakpoint_hit().is_none() && ledger.failure().is_none() && (!failed || expected)
+        })
+    }
+
+    /// Has the faults happen that are due before the next turn, and runs on: to the turn's end where more are to come.
+    fn go_on(&self, lockstep: &Lockstep, faults: &mut Vec<Timed>) {
+        let lane = LaneId(0);
+        let base = self.comparison.ledger(self.comparison.base());
+        let next = base.and_then(|ledger| ledger.lane(lane)?.next_turn);
+        let due = |timed: &Timed| next.is_some_and(|next| timed.turn <= next);
+        for Timed { fault, .. } in faults.extract_if(.., |timed| due(timed)) {
+            lockstep.send(Command::Fault { lane, fault });
+        }
+        lockstep.send(match faults.is_empty() {
+            true => Command::Run { lane },
+            false => Command::StepTurn { lane },
+        });
+    }
+
+    fn tell_cut(&self, lane: usize, progress: &mut Progress) {
+        let cut = self.comparison.ledger(lane).and_then(Ledger::session_cut);
+        // All lanes of a model are cut alike; one line will do.
+        if let Some(cut) = cut.filter(|_| lane == self.comparison.base() && self.comparison.repeats() == 1) {
+            progress.wipe();
+            eprintln!("escarp: {}", cut_line(cut));
+        }
+    }
+
+    /// Where the run is, for the progress line.
+    fn position(&self) -> String {
+        let repeat = match self.options.repeat {
+            1 => String::new(),
+            of => format!("repeat {} of {of} · ", self.comparison.repeats()),
+        };
+        let current = self.ledgers().find_map(|(name, ledger)| Some((name, ledger, ledger.current()?)));
+        let Some((name, ledger, request)) = current else { return format!("{repeat}starting") };
+        let of = ledger.lane(request.lane).map_or(0, |lane| lane.turns);
+        let phase = request.phase.word();
+        let far = match request.scoring.or(request.progress) {
+            Some((done, total)) if done < total => {
+                format!(" {} of {} tokens", thousands(done), thousands(total))
+            }
+            _ => String::new(),
+        };
+        format!("{repeat}request {} of {of} · {name} · {phase}{far}", request.turn)
+    }
+
+    /// Prints what there is to print at the end, and says whether all went well.
+    fn conclude(&mut self) -> Result<(), Failure> {
+        if self.options.json {
+            self.print_json()?;
+        } else {
+            let text = self.text();
+            self.output.text(&text)?;
+        }
+        for (name, ledger) in self.ledgers() {
+            if let Some(failure) = ledger.failure() {
+                return Err(Failure::run(format_args!("lane {name}: {failure}")));
+            }
+        }
+        if self.interrupted {
+            return Err(Failure::run("interrupted before the session's end"));
+        }
+        let failed = self.ledgers().find_map(|(name, ledger)| {
+            Some((name, ledger.requests().find(|request| request.error.is_some())?))
+        });
+        match failed {
+            Some((name, request)) => Err(Failure::run(format_args!(
+                "lane {name}: request {} failed: {}",
+                request.turn,
+                request.error.as_deref().unwrap_or_default()
+            ))),
+            None if self.comparison.turns().is_empty() => Err(Failure::input(
+                "no request of the session fits the model's context; use a model with a longer one, or another session",
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn print_json(&mut self) -> Result<(), Failure> {
+        for row in self.comparison.rows() {
+            self.output.json(&row)?;
+        }
+        let disagreements = self.comparison.disagreements();
+        for verdict in self.comparison.verdicts() {
+            let of = |found: &&Disagreement| found.lane == verdict.lane || found.lane == verdict.against;
+            let disagreements = disagreements.iter().filter(of).cloned().collect();
+            self.output.json(&VerdictLine { sentence: verdict.sentence(), verdict, disagreements })?;
+        }
+        Ok(())
+    }
+
+    fn text(&self) -> String {
+        let comparison = &self.comparison;
+        let run = comparison.ledger_of(0, comparison.base()).and_then(Ledger::run);
+        let head = run.map(run_line).into_iter().chain(run.and_then(settings_line));
+        let head: Vec<String> = head.map(|line| printable(&line)).chain(lane_lines(comparison)).collect();
+        let hits = self.ledgers().filter_map(|(name, ledger)| {
+            let hit = ledger.breakpoint_hit()?;
+            Some(printable(&format!("paused in {name}: {} ({})", hit.condition, hit.observed)))
+        });
+        let hashes = self.ledgers().map(|(name, ledger)| format!("ledger {name}: {}", ledger.facts_hash()));
+        let verdicts = verdict_lines(comparison).into_iter().map(|line| format!("verdict: {line}"));
+        let foot: Vec<String> =
+            notes(comparison).into_iter().chain(hits).chain(verdicts).chain(hashes).collect();
+        let table = compare_table(comparison, columns());
+        format!("{}\n\n{table}\n{}\n", head.join("\n"), foot.join("\n"))
+    }
+}
+
+/// Columns of the terminal that standard output is.
+fn columns() -> usize {
+    use std::io::IsTerminal;
+    let size = std::io::stdout().is_terminal().then(crossterm::terminal::size).and_then(Result::ok);
+    size.map_or(COLUMNS, |(columns, _)| usize::from(columns).max(COLUMNS))
+}

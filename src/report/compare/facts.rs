@@ -1,0 +1,190 @@
+//! What stands around the table: the lanes, the verdicts, what they rest on.
+
+use std::collections::BTreeMap;
+
+use super::super::{bytes, counted, or_dash, printable, seconds, thousands};
+use crate::compare::{Comparison, SegmentKept, Survived, Turn};
+use crate::event::{RunFacts, Segment, SpecPrefillFacts};
+use crate::ledger::Ledger;
+
+/// One line a lane: its name, how sparse prefill is set up in it, and what else is not the same in all lanes.
+pub fn lane_lines(comparison: &Comparison) -> Vec<String> {
+    let run = |lane: usize| comparison.ledger_of(0, lane).and_then(Ledger::run);
+    let traits: Vec<Vec<String>> =
+        (0..comparison.names().len()).map(|lane| run(lane).map(traits).unwrap_or_default()).collect();
+    let differs = |place: usize| traits.iter().any(|words| words.get(place) != traits[0].get(place));
+    let line = |(lane, words): (usize, &Vec<String>)| {
+        let own = words.iter().enumerate().filter(|(place, _)| differs(*place)).map(|(_, word)| word.clone());
+        let all: Vec<String> = run(lane).map(sparse_words).into_iter().chain(own).collect();
+        printable(&format!("{}: {}", comparison.name(lane), all.join(" · ")))
+    };
+    traits.iter().enumerate().map(line).collect()
+}
+
+fn sparse_words(run: &RunFacts) -> String {
+    match &run.specprefill {
+        None => "no scorer".to_owned(),
+        Some(SpecPrefillFacts { enabled: Some(false), .. }) => "sparse prefill off".to_owned(),
+        Some(SpecPrefillFacts { enabled, keep, threshold, scorer, leaves }) => format!(
+            "sparse prefill {} over {} tokens, keep {keep}, scorer {scorer}, leaves {leaves}",
+            if enabled.is_some() { "on" } else { "where a request asks for it" },
+            thousands(*threshold),
+        ),
+    }
+}
+
+/// What can set a lane apart, each in its place.
+fn traits(run: &RunFacts) -> Vec<String> {
+    vec![
+        format!("{} {}", run.model, run.precision),
+        format!("{} {}", run.device, run.kernel),
+        format!("blocks of {}", run.block_tokens),
+        format!("snapshots {}", or_dash(run.snapshot_policy.clone(), |policy| policy)),
+        format!("placeholders {}", or_dash(run.placeholder_policy.clone(), |policy| policy)),
+        format!("RAM {}", or_dash(run.ram_bytes, bytes)),
+        format!("{} clock", run.clock),
+        run.replay_mode.clone(),
+        or_dash(run.cache_dir.clone(), |dir| dir),
+    ]
+}
+
+/// One sentence a lane.
+pub fn verdict_lines(comparison: &Comparison) -> Vec<String> {
+    comparison.verdicts().iter().map(|verdict| printable(&verdict.sentence())).collect()
+}
+
+/// What the table and the verdicts rest on, line by line: what was kept, how replies differ, who went first, whether repeats agree.
+pub fn notes(comparison: &Comparison) -> Vec<String> {
+    let turns = comparison.turns();
+    let mut lines = Vec::new();
+    for lane in comparison.others() {
+        lines.extend(kept_line(comparison, lane, &turns));
+        lines.extend(survival_line(comparison, lane, &turns));
+        lines.extend(reply_line(comparison, lane, &turns));
+        lines.extend(scorer_line(comparison, lane, &turns));
+    }
+    lines.extend(order_line(comparison, &turns));
+    lines.push(basis_line(comparison));
+    lines.extend(comparison.disagreements().iter().map(|found| {
+        let place = found.place.map(|place| format!(" at turn {}", place.label())).unwrap_or_default();
+        format!("repeats disagree: {}, repeat {}{place}: {}", found.lane, found.repeat, found.what)
+    }));
+    lines.iter().map(|line| printable(line)).collect()
+}
+
+fn cells(turns: &[Turn], lane: usize) -> impl Iterator<Item = &crate::compare::Cell> {
+    turns.iter().filter_map(move |turn| turn.cells.get(lane)?.as_ref())
+}
+
+fn share(part: u64, of: u64) -> String {
+    if of == 0 {
+        or_dash(None::<u64>, thousands)
+    } else {
+        format!("{:.0} %", part as f64 * 100.0 / of as f64)
+    }
+}
+
+/// `sparse kept 21 % of 54,210 scored tokens: user 40 %, tool result 15 %`.
+fn kept_line(comparison: &Comparison, lane: usize, turns: &[Turn]) -> Option<String> {
+    let mut sums: BTreeMap<Segment, (u64, u64)> = BTreeMap::new();
+    for SegmentKept { segment, kept, total } in cells(turns, lane).flat_map(|cell| &cell.kept) {
+        let sum = sums.entry(*segment).or_default();
+        (sum.0, sum.1) = (sum.0 + kept, sum.1 + total);
+    }
+    let (kept, total) = sums.values().fold((0, 0), |(a, b), (kept, total)| (a + kept, b + total));
+    let words: Vec<String> = sums
+        .iter()
+        .map(|(segment, (kept, total))| format!("{} {}", segment.word(), share(*kept, *total)))
+        .collect();
+    (total > 0).then(|| {
+        format!(
+            "{} kept {} of {} scored tokens: {}",
+            comparison.name(lane),
+            share(kept, total),
+            thousands(total),
+            words.join(", ")
+        )
+    })
+}
+
+fn survival_line(comparison: &Comparison, lane: usize, turns: &[Turn]) -> Option<String> {
+    let found = cells(turns, lane).filter_map(|cell| cell.survival);
+    let sum = found.reduce(|a, b| Survived {
+        identifiers: a.identifiers + b.identifiers,
+        everywhere: a.everywhere + b.everywhere,
+        anywhere: a.anywhere + b.anywhere,
+    })?;
+    Some(format!(
+        "{}: of {} that recorded replies take from their prompts, {} kept at least once, {} wherever they occur",
+        comparison.name(lane),
+        counted(sum.identifiers, "identifier"),
+        thousands(sum.anywhere),
+        thousands(sum.everywhere)
+    ))
+}
+
+fn reply_line(comparison: &Comparison, lane: usize, turns: &[Turn]) -> Option<String> {
+    let replies: Vec<_> = cells(turns, lane).filter_map(|cell| cell.reply).collect();
+    let ended: Vec<bool> = replies.iter().filter_map(|reply| reply.same_text).collect();
+    if ended.is_empty() {
+        return None;
+    }
+    let same = ended.iter().filter(|same| **same).count();
+    let mut text = format!(
+        "{}: {same} of {} the same as {}'s",
+        comparison.name(lane),
+        replies_counted(ended.len()),
+        comparison.name(comparison.base())
+    );
+    let close: Vec<_> = replies.iter().filter_map(|reply| reply.closeness).collect();
+    if !close.is_empty() {
+        let agree = close.iter().filter(|close| close.top1_agrees).count();
+        let mut divergences: Vec<f64> = close.iter().map(|close| close.kl_nats).collect();
+        divergences.sort_by(f64::total_cmp);
+        let (middle, worst) = (divergences[divergences.len() / 2], divergences[divergences.len() - 1]);
+        text += &format!(
+            "; first token alike in {agree} of {}, KL median {middle:.3}, greatest {worst:.3} nats",
+            close.len()
+        );
+    }
+    Some(text)
+}
+
+fn replies_counted(count: usize) -> String {
+    if count == 1 { "1 reply".to_owned() } else { format!("{} replies", thousands(count as u64)) }
+}
+
+fn scorer_line(comparison: &Comparison, lane: usize, turns: &[Turn]) -> Option<String> {
+    let last = cells(turns, lane).last()?;
+    let (scorer, ttft) = (last.scorer_sum_s?, last.ttft_sum_s?);
+    (scorer.max > 0.0 && ttft.median > 0.0).then(|| {
+        format!(
+            "{}: the scorer took {}, {:.0} % of the time to first token",
+            comparison.name(lane),
+            seconds(scorer.median),
+            scorer.median * 100.0 / ttft.median
+        )
+    })
+}
+
+/// Who computed first, how often.
+fn order_line(comparison: &Comparison, turns: &[Turn]) -> Option<String> {
+    let firsts: Vec<usize> = turns.iter().filter_map(|turn| turn.order.first().copied()).collect();
+    let count = |lane: usize| firsts.iter().filter(|first| **first == lane).count();
+    let words: Vec<String> = (0..comparison.names().len())
+        .map(|lane| format!("{} {}", comparison.name(lane), count(lane)))
+        .collect();
+    (!firsts.is_empty()).then(|| format!("computed first in how many requests: {}", words.join(", ")))
+}
+
+fn basis_line(comparison: &Comparison) -> String {
+    let basis = if comparison.is_simulated() {
+        "times are simulated: a cost model's, not a machine's"
+    } else {
+        "times are measured, one lane at a time"
+    };
+    match comparison.repeats() {
+        0 | 1 => format!("{basis}; one run, so no spread is known"),
+        repeats => format!("{basis}; medians of {repeats} repeats"),
+    }
+}
