@@ -394,7 +394,11 @@ impl<'a> Host<'a> {
             .or(turn.overrides.max_output_tokens)
             .unwrap_or(self.config.replay.max_output_tokens);
         let predecessor = lane.predecessor(&turn);
-        let protected_tokens = 0;
+        let protected_tokens = match self.scheduler.has_scorer() {
+            // A conversation that cannot be rendered does not run at all.
+            true => self.text.protected_prefix(&turn.conversation, &rendered.tokens).unwrap_or(0),
+            false => 0,
+        };
         Submission {
             lane: id,
             turn: turn.number,
