@@ -1,7 +1,7 @@
 //! Numbering and stamping events on their way out, and watching them for breakpoints.
 
 use super::watch::{Hit, Watch};
-use crate::event::{Body, Event, LaneId, RequestId, Sink, Stamp};
+use crate::event::{Body, Event, LaneId, RequestId, Scored, Sink, Stamp};
 use crate::ledger::Breakpoint;
 
 /// Gives events their sequence numbers and hands them to the sink.
@@ -27,6 +27,11 @@ impl Emitter {
     /// Watches for these conditions from now on, in place of those before.
     pub(super) fn break_at(&mut self, conditions: Vec<Breakpoint>) {
         self.watch.set(conditions);
+    }
+
+    /// What a request's scoring chose, if it was scored.
+    pub(super) fn scored(&self, request: RequestId) -> Option<&Scored> {
+        self.watch.scored(request)
     }
 
     /// Conditions that have come true since the last call.

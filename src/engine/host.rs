@@ -13,8 +13,9 @@ use super::sequence::{Ended, Submission};
 use super::watch::Hit;
 use super::{Command, Subject};
 use crate::config::{Config, IdleConfig, IdleWord, SparseOverride};
-use crate::event::{Body, Gate, LaneId, Nanos, Preview, Segment, TranscriptItem};
+use crate::event::{Body, Gate, LaneId, Nanos, Preview, Segment, Survival, TranscriptItem};
 use crate::model::text::{Rendered, TextCodec};
+use crate::prefill::survival::{said, survival};
 use crate::session::{Message, Player, Role, Turn};
 
 /// How far the engine may go by itself.
@@ -420,9 +421,24 @@ impl<'a> Host<'a> {
     }
 
     fn note_end(&mut self, ended: Ended) {
+        if let Some(survival) = self.survival(&ended) {
+            let (lane, request) = (Some(ended.lane), Some(ended.request));
+            self.out.emit(self.clock.now(), lane, request, Body::Survived(survival));
+        }
         if let Some(lane) = self.lane(ended.lane) {
             lane.ended(&ended.text, ended.served);
         }
+    }
+
+    /// What a sparse prefill left of the identifiers of the recorded reply. `None` where nothing was dropped or no reply is recorded.
+    fn survival(&self, ended: &Ended) -> Option<Survival> {
+        let scored = self.out.scored(ended.request)?;
+        let player = &self.lanes.get(ended.lane.0 as usize)?.player;
+        let reply = said(player.recorded_reply()?);
+        let served = ended.served.as_ref()?;
+        let (prompt, ends) = self.text.spelled(served.tokens.get(..served.prompt_tokens)?)?;
+        let kept = |position: usize| scored.keeps(position as u64);
+        Some(survival(&prompt, &ends, kept, &reply))
     }
 
     /// Finds the first request that will not fit the context, assuming recorded replies, and says so at once.

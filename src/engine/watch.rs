@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::event::{Body, Event, LaneId, RequestId};
+use crate::event::{Body, Event, LaneId, RequestId, Scored};
 use crate::ledger::{Breakpoint, Ledger};
 
 /// A condition that came true.
@@ -58,6 +58,11 @@ impl Watch {
                 self.hits.push(Hit { lane: event.lane, request, condition, observed });
             }
         }
+    }
+
+    /// What a request's scoring chose, if it was scored.
+    pub(super) fn scored(&self, request: RequestId) -> Option<&Scored> {
+        self.ledger.request(request)?.scored.as_ref()
     }
 
     /// What came true since the last call.

@@ -5,6 +5,7 @@
 
 pub mod scorer;
 pub mod sparse;
+pub mod survival;
 
 use std::ops::Range;
 

@@ -125,6 +125,14 @@ impl Player {
         self.taken.last().is_some_and(|last| last.step.is_side(&self.session))
     }
 
+    /// The reply that the file records for the turn last taken, whichever mode is played in.
+    pub fn recorded_reply(&self) -> Option<&Message> {
+        match self.taken.last()?.step.origin {
+            Origin::File(index) => self.session.requests[index].reply.as_ref(),
+            Origin::Injected { .. } => None,
+        }
+    }
+
     /// The next turn, without taking it. `None` at the session's end.
     pub fn peek(&self) -> Option<Turn> {
         let step = self.upcoming()?;

@@ -202,6 +202,18 @@ impl TextCodec {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
+    /// The text of `tokens`, special ones included, and the byte at which each token's part of it ends. `None` where it is not UTF-8, as that of
+    /// a part of a prompt may not be.
+    pub fn spelled(&self, tokens: &[u32]) -> Option<(String, Vec<usize>)> {
+        let mut bytes = Vec::new();
+        let mut ends = Vec::with_capacity(tokens.len());
+        for token in tokens {
+            self.append_bytes(*token, true, &mut bytes);
+            ends.push(bytes.len());
+        }
+        Some((String::from_utf8(bytes).ok()?, ends))
+    }
+
     /// Ids that end the model's turn.
     pub fn end_of_turn(&self) -> &[u32] {
         &self.end_of_turn
