@@ -1,9 +1,11 @@
 //! `compare`: lanes of the same session side by side.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 
+use clap::ValueHint;
 use serde::Serialize;
 use signal_hook::consts::SIGINT;
 
@@ -12,6 +14,7 @@ use super::launch::LaneRuns;
 use super::options::ReplayOptions;
 use super::output::Output;
 use super::progress::Progress;
+use super::report::{self, command_line};
 use super::{Example, Failure, examples};
 use crate::compare::{Comparison, Disagreement, LaneSpec, Lockstep, News, Verdict, lanes};
 use crate::config::Config;
@@ -58,6 +61,9 @@ pub(super) struct Options {
     /// Print one JSON object a request and lane, then one a verdict
     #[arg(long)]
     json: bool,
+    /// Write a report to FILE (Markdown), with charts (SVG) beside it
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    report: Option<PathBuf>,
     /// Have something go wrong in every lane before turn N, as in `replay`; may be repeated
     #[arg(long = "fault", value_name = "N:FAULT")]
     faults: Vec<Timed>,
@@ -268,6 +274,10 @@ impl Race<'_> {
         } else {
             let text = self.text();
             self.output.text(&text)?;
+        }
+        if let Some(path) = &self.options.report {
+            let command = command_line(std::env::args_os());
+            report::write(&self.comparison, path, &command)?;
         }
         for (name, ledger) in self.ledgers() {
             if let Some(failure) = ledger.failure() {

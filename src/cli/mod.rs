@@ -18,6 +18,7 @@ mod options;
 mod output;
 mod progress;
 mod replay;
+mod report;
 mod tui;
 
 use clap::{Parser, Subcommand};
@@ -49,6 +50,8 @@ enum Command {
     Replay(replay::Options),
     /// Replay a session in several lanes side by side, dense and sparse among them, and say who was faster and what is owed.
     Compare(compare::Options),
+    /// Write a report of recorded runs, with charts: one run, or lanes of the same session.
+    Report(report::Options),
     /// Say what a model, a session, a recording or a cache folder contains.
     Inspect(inspect::Options),
     /// Print the logits of a token sequence.
@@ -65,6 +68,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         Command::Tui(options) => tui::run(&options),
         Command::Replay(options) => replay::run(&options),
         Command::Compare(options) => compare::run(&options),
+        Command::Report(options) => report::run(&options),
         Command::Inspect(options) => inspect::run(&options),
         Command::Logits(options) => logits::run(&options),
         Command::Bench(options) => bench::run(&options),
@@ -105,6 +109,7 @@ mod tests {
             tui::EXAMPLES,
             replay::EXAMPLES,
             compare::EXAMPLES,
+            report::EXAMPLES,
             inspect::EXAMPLES,
             logits::EXAMPLES,
             bench::EXAMPLES,

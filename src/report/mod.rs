@@ -6,9 +6,10 @@ mod account;
 mod compare;
 mod number;
 mod run;
+mod svg;
 mod table;
 
-pub use compare::{compare_table, lane_lines, notes, verdict_lines};
+pub use compare::{Chart, Report, compare_table, lane_lines, notes, report, verdict_lines};
 pub use number::{UNMEASURED, bytes, counted, or_dash, rate, seconds, signed_thousands, thousands};
 pub use run::{cut_line, request_table, run_line, settings_line, summary};
 pub use table::{Align, Table, printable};

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::compare::plain;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// What stands between columns.
@@ -41,6 +42,19 @@ impl Table {
     /// How many columns of a terminal its widest line takes.
     pub fn width(&self) -> usize {
         self.widths().iter().sum::<usize>() + SEPARATOR.len() * self.header.len().saturating_sub(1)
+    }
+
+    /// The table in Markdown.
+    pub fn markdown(&self) -> String {
+        let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+        let marks = self.header.iter().map(|(_, align)| match align {
+            Align::Left => "---".to_owned(),
+            Align::Right => "--:".to_owned(),
+        });
+        let titles = self.header.iter().map(|(title, _)| plain(title));
+        let head = line(titles.collect()) + &line(marks.collect());
+        let rows = self.rows.iter().map(|row| line(row.iter().map(|cell| plain(cell)).collect()));
+        head + &rows.collect::<String>()
     }
 
     fn widths(&self) -> Vec<usize> {

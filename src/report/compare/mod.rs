@@ -1,7 +1,12 @@
 //! A comparison as text: what `compare` prints, and the report that it and `report` write.
 
+mod charts;
 mod facts;
+mod markdown;
 mod table;
 
+pub use charts::Chart;
 pub use facts::{lane_lines, notes, verdict_lines};
+pub(super) use markdown::plain;
+pub use markdown::{Report, report};
 pub use table::compare_table;

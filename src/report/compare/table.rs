@@ -86,6 +86,11 @@ const COLUMNS: [Column; 17] = [
     Column { title: "names kept", align: Align::Left, goes: 8, text: names },
 ];
 
+/// One line a request and lane, with every column that says something.
+pub(super) fn full_table(comparison: &Comparison) -> Table {
+    compare_table(comparison, usize::MAX)
+}
+
 /// One line a request and lane, as many columns as `width` has room for. A figure nobody measured is `–`.
 pub fn compare_table(comparison: &Comparison, width: usize) -> Table {
     let turns = comparison.turns();

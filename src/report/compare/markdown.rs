@@ -1,0 +1,114 @@
+//! A comparison as a Markdown file, with its charts beside it.
+
+use std::fmt::Write;
+
+use super::super::{printable, run_line, settings_line};
+use super::charts::{Chart, charts};
+use super::facts::{lane_lines, notes, verdict_lines};
+use super::table::full_table;
+use crate::compare::Comparison;
+use crate::ledger::Ledger;
+
+/// A report: the Markdown, and the charts it shows as `STEM-NAME.svg`.
+pub struct Report {
+    /// The Markdown.
+    pub markdown: String,
+    /// Its charts.
+    pub charts: Vec<Chart>,
+}
+
+/// The report of a comparison. `stem` is the report's file name without its extension, `command` what made it.
+pub fn report(comparison: &Comparison, stem: &str, command: &str) -> Report {
+    let charts = charts(comparison);
+    let run = comparison.ledger_of(0, comparison.base()).and_then(Ledger::run);
+    let session = run.map_or("A session", |run| run.session.as_str());
+    let mut text = format!("# {}\n\n", plain(&format!("{session}: {}", comparison.names().join(", "))));
+    let mut paragraph = |lines: &[String]| {
+        for line in lines {
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "* {}", plain(line));
+        }
+        text.push('\n');
+    };
+    let head = run.map(run_line).into_iter().chain(run.and_then(settings_line));
+    paragraph(&head.chain(lane_lines(comparison)).collect::<Vec<_>>());
+    let verdicts = verdict_lines(comparison);
+    if !verdicts.is_empty() {
+        text.push_str("## Verdict\n\n");
+        for line in &verdicts {
+            let _ = writeln!(text, "**{}.**\n", plain(line));
+        }
+    }
+    for Chart { name, alternative, .. } in &charts {
+        let _ = writeln!(text, "![{}]({}-{name}.svg)\n", plain(alternative), link(stem));
+    }
+    text.push_str("## Requests\n\n");
+    text.push_str(&full_table(comparison).markdown());
+    text.push_str(
+        "\nTokens, but for times: `ckpt` is what was restored, `suffix` what lies behind it, `computed` what the target computed of that, `debt` what \
+         of the prompt is not restorable when its request has ended. `lead` is how much less summed time to first token the lane has taken than the \
+         one it is compared with. `≠ 3 (0.04)` is the first reply token that differs, and by how much the other lane preferred its own. `–` was \
+         not measured.\n\n## What it rests on\n\n",
+    );
+    let hashes = comparison.names().iter().enumerate().filter_map(|(lane, name)| {
+        Some(format!("ledger {name}: {}", comparison.ledger_of(0, lane)?.facts_hash()))
+    });
+    for line in notes(comparison).into_iter().chain(hashes) {
+        let _ = writeln!(text, "* {}", plain(&line));
+    }
+    let fence = "`".repeat(longest_fence(command).max(2) + 1);
+    let _ = write!(text, "\n## How to repeat it\n\n{fence}sh\n{}\n{fence}\n", printable(command));
+    Report { markdown: text, charts }
+}
+
+fn longest_fence(text: &str) -> usize {
+    text.split(|c| c != '`').map(str::len).max().unwrap_or(0)
+}
+
+/// Text that Markdown shows as it is.
+pub(in crate::report) fn plain(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in printable(text).chars() {
+        match c {
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '&' => safe.push_str("&amp;"),
+            '\\' | '`' | '*' | '_' | '[' | ']' | '|' | '#' | '!' | '~' => {
+                safe.push('\\');
+                safe.push(c);
+            }
+            c => safe.push(c),
+        }
+    }
+    safe
+}
+
+/// A file name as the target of a link.
+fn link(name: &str) -> String {
+    name.bytes()
+        .map(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => char::from(byte).to_string(),
+            byte => format!("%{byte:02X}"),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hostile_names_stay_text() {
+        assert_eq!(plain("a|b`c`<img src=x>[x](y)\n# z"), "a\\|b\\`c\\`&lt;img src=x&gt;\\[x\\](y) \\# z");
+        assert_eq!(link("my report(1).x"), "my%20report%281%29.x");
+        assert_eq!((longest_fence("no"), longest_fence("a `` b ` c")), (0, 2));
+    }
+
+    #[test]
+    fn an_empty_comparison_has_a_report() {
+        let report = report(&Comparison::new(["dense".to_owned()]), "r", "escarp report x");
+        assert!(report.charts.is_empty());
+        assert!(report.markdown.starts_with("# A session: dense\n"), "{}", report.markdown);
+        assert!(report.markdown.ends_with("```sh\nescarp report x\n```\n"), "{}", report.markdown);
+    }
+}
