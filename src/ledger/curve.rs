@@ -74,6 +74,15 @@ impl CurveFit {
     pub(super) fn curve(&self) -> Option<PrefillCurve> {
         self.rest.solve().or_else(|| self.first?.solve())
     }
+
+    /// The curve of all samples, the first one too: where samples are few and each takes long, warming up is little of it.
+    pub(super) fn whole(&self) -> Option<PrefillCurve> {
+        let mut all = self.rest;
+        if let Some(first) = &self.first {
+            all.merge(first);
+        }
+        all.solve()
+    }
 }
 
 impl Sums {
@@ -86,6 +95,16 @@ impl Sums {
         self.depth_seconds += depth * seconds;
         self.samples = self.samples.saturating_add(1);
         self.deepest = self.deepest.max(to);
+    }
+
+    fn merge(&mut self, other: &Sums) {
+        self.tokens_tokens += other.tokens_tokens;
+        self.tokens_depth += other.tokens_depth;
+        self.depth_depth += other.depth_depth;
+        self.tokens_seconds += other.tokens_seconds;
+        self.depth_seconds += other.depth_seconds;
+        self.samples = self.samples.saturating_add(other.samples);
+        self.deepest = self.deepest.max(other.deepest);
     }
 
     /// The best curve whose parameters are not negative. Samples that cannot tell the two apart, because they are few or all alike,

@@ -4,6 +4,7 @@
 //! recorded run show the same facts. [`Ledger::facts_hash`] is how that is checked: it covers every fact that does
 //! not depend on how fast the machine was, or on how much memory it had.
 
+mod breakeven;
 mod breakpoint;
 mod curve;
 mod debt;
@@ -23,6 +24,7 @@ use crate::event::{
     Body, DeviceMemory, Event, Gate, LaneId, Phase, Preview, RequestId, Rescored, Route, RunFacts, Stamp,
     TierReading,
 };
+pub use breakeven::{Basis, BreakEven, Estimate, Gain, ScorerCurve, TargetCurve};
 pub use breakpoint::{BadBreakpoint, Breakpoint, KnownAt};
 use curve::CurveFit;
 pub use curve::PrefillCurve;
@@ -60,6 +62,7 @@ pub struct Ledger {
     last_token: BTreeMap<RequestId, Stamp>,
     chunk_curve: CurveFit,
     prefill_curve: CurveFit,
+    sparse_costs: breakeven::SparseCosts,
     tier: Option<TierReading>,
     troubles: VecDeque<TierTroubleFacts>,
     faults: Vec<FaultFacts>,
@@ -214,6 +217,7 @@ impl Ledger {
                 request.phase = Phase::Score;
             }
             Body::Scored(scored) => {
+                self.sparse_costs.scored(scored);
                 request.scoring = None;
                 request.scored = Some((**scored).clone());
                 request.progress = None;
@@ -240,6 +244,11 @@ impl Ledger {
             Body::Prefilled { computed_tokens, took } => {
                 if let Some(from) = request.checkpoint().filter(|_| request.route != Some(Route::Sparse)) {
                     self.prefill_curve.add(from, from.saturating_add(*computed_tokens), *took);
+                }
+                // Only what was scored is sparse, and only to its end: a request that fell back has the dense route.
+                let sparse = request.route == Some(Route::Sparse) && request.scored.is_some();
+                if let Some(from) = request.checkpoint().filter(|_| sparse) {
+                    self.sparse_costs.prefilled(from, *computed_tokens, *took);
                 }
                 request.computed_tokens = Some(*computed_tokens);
                 request.prefill = Some(*took);

@@ -11,5 +11,6 @@ mod pty;
 mod readme;
 mod recordings;
 mod session;
+mod sparse;
 mod tier;
 mod tui;
