@@ -260,21 +260,26 @@ impl<'a> Host<'a> {
 
     /// Says what a turn would cost if it were sent now.
     fn preview(&mut self, ticket: u64, lane: LaneId, subject: Subject) {
+        let unknown = |prompt_tokens, problem| Preview {
+            ticket,
+            prompt_tokens,
+            restore: None,
+            sparse: None,
+            problem: Some(problem),
+        };
         let preview = match self.prospect(lane, subject) {
-            None => Preview {
-                ticket,
-                prompt_tokens: 0,
-                restore: None,
-                problem: Some("there is no such turn to edit".to_owned()),
-            },
-            Some(Err(problem)) => Preview { ticket, prompt_tokens: 0, restore: None, problem: Some(problem) },
+            None => unknown(0, "there is no such turn to edit".to_owned()),
+            Some(Err(problem)) => unknown(0, problem),
             Some(Ok(submission)) => {
-                let problem = self.does_not_fit(submission.prompt.len());
-                let restore = match problem {
-                    None => Some(Box::new(self.scheduler.preview(&submission))),
-                    Some(_) => None,
-                };
-                Preview { ticket, prompt_tokens: submission.prompt.len() as u64, restore, problem }
+                let prompt_tokens = submission.prompt.len() as u64;
+                match self.does_not_fit(submission.prompt.len()) {
+                    Some(problem) => unknown(prompt_tokens, problem),
+                    None => {
+                        let (restore, sparse) = self.scheduler.preview(&submission);
+                        let (restore, sparse) = (Some(Box::new(restore)), sparse.map(Box::new));
+                        Preview { ticket, prompt_tokens, restore, sparse, problem: None }
+                    }
+                }
             }
         };
         self.emit(lane, Body::Previewed(Box::new(preview)));

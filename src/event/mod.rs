@@ -273,6 +273,9 @@ pub struct Preview {
     pub prompt_tokens: u64,
     /// What a restore would find now. Nothing was read, held or marked as used for it.
     pub restore: Option<Box<Restore>>,
+    /// Whether the suffix would be computed sparsely, and what decides it; `None` where no scorer is loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sparse: Option<Box<SparseAdmission>>,
     /// Why the turn could not run, if it could not.
     pub problem: Option<String>,
 }

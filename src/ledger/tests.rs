@@ -91,7 +91,13 @@ fn aside() -> impl Strategy<Value = Body> {
         Just(Body::BreakpointsSet { conditions: vec!["cliff".into()] }),
         Just(Body::BreakpointHit { condition: "cliff".into(), observed: "o".into() }),
         any::<(u64, u64)>().prop_map(|(ticket, prompt_tokens)| {
-            Body::Previewed(Box::new(Preview { ticket, prompt_tokens, restore: None, problem: None }))
+            Body::Previewed(Box::new(Preview {
+                ticket,
+                prompt_tokens,
+                restore: None,
+                sparse: None,
+                problem: None,
+            }))
         }),
     ]
 }

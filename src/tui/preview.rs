@@ -6,7 +6,7 @@ use super::app::Model;
 use super::text::{about, fit, sanitise, thousands, width};
 use super::theme::Tone;
 use super::view::Canvas;
-use crate::event::Preview;
+use crate::event::{Preview, SparseAdmission, SparseVerdict};
 
 /// What was asked of the engine, and its latest answer.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -86,13 +86,32 @@ pub(super) fn lines(
     let cause = restore.losses.iter().find(|loss| loss.cause == restore.cause);
     let detail = cause.map(|loss| sanitise(&loss.detail).replace('\n', " ")).unwrap_or_default();
     let detail = if detail.is_empty() { String::new() } else { format!(": {detail}") };
-    let seconds = seconds_words(model, checkpoint, preview.prompt_tokens);
+    let sparse = preview.sparse.as_ref().filter(|admission| admission.verdict == SparseVerdict::Sparse);
+    let seconds = match sparse {
+        Some(admission) => sparse_words(model, checkpoint, admission),
+        None => seconds_words(model, checkpoint, preview.prompt_tokens),
+    };
     let cause = format!(" · {}{detail}", restore.cause.phrase());
     let cause = fit(&cause, room.saturating_sub(width(&seconds) + 6)).into_owned();
     let tone = if restore.cause.is_loss() { Tone::Warn } else { Tone::Dim };
     let why =
         Line::from(vec![canvas.span(format!("      {seconds}"), Tone::Strong), canvas.span(cause, tone)]);
     [figures, why]
+}
+
+/// What scoring the suffix and computing what is kept of it would take, from a cold scorer, on what the run has measured of both.
+fn sparse_words(model: &Model, checkpoint: u64, admission: &SparseAdmission) -> String {
+    let keep = admission.settings.keep.value;
+    let gain =
+        model.ledger.break_even().and_then(|both| both.gain(admission.suffix_tokens, checkpoint, keep));
+    match gain {
+        None => format!("sparse, keep {keep}: – no sparse prefill measured yet"),
+        Some(gain) => {
+            let dense = about(gain.dense.seconds);
+            let sparse = about(gain.sparse().seconds);
+            format!("sparse, keep {keep}: {sparse}, scorer cold; dense {dense}")
+        }
+    }
 }
 
 /// What prefilling tokens `from..to` would take on the run's own curve.
@@ -112,7 +131,13 @@ mod tests {
 
     #[test]
     fn only_the_answer_to_the_last_question_counts() {
-        let preview = |ticket| Preview { ticket, prompt_tokens: 10 * ticket, restore: None, problem: None };
+        let preview = |ticket| Preview {
+            ticket,
+            prompt_tokens: 10 * ticket,
+            restore: None,
+            sparse: None,
+            problem: None,
+        };
         let mut cost = CostQuestion::default();
         cost.answered(&preview(1));
         assert_eq!(cost.answer, None, "nothing was asked");

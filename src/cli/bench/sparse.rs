@@ -17,7 +17,7 @@ use super::running::{Running, Turn, session_of};
 use crate::config::{Config, Override, SparseOverride};
 use crate::engine::Command;
 use crate::event::LaneId;
-use crate::report::{Align, Table, or_dash, seconds, thousands};
+use crate::report::{Align, Table, seconds, thousands};
 
 pub(in crate::cli) const EXAMPLES: &[Example] = &[
     ("escarp bench specprefill", "the bundled pair, prompts of 2,000 to 32,000 tokens"),
@@ -93,6 +93,8 @@ struct Sparse {
 struct Crossover {
     keep: f64,
     prompt_tokens: Option<u64>,
+    /// Whether sparse is faster at every length measured.
+    everywhere: bool,
 }
 
 pub(in crate::cli) fn run(options: &Options) -> Result<(), Failure> {
@@ -225,7 +227,8 @@ impl Crossover {
             let [(from, loss), (to, gain)] = [pair[0], pair[1]];
             (from + (to - from) * -loss / (gain - loss)) as u64
         });
-        Crossover { keep, prompt_tokens }
+        let everywhere = gains.iter().all(|(_, gain)| *gain > 0.0);
+        Crossover { keep, prompt_tokens, everywhere }
     }
 }
 
@@ -269,8 +272,12 @@ impl Report {
         }
         let Report { model, scorer, device, kernel, precision, .. } = self;
         let crossings = self.crossover.iter().map(|crossover| {
-            let from = or_dash(crossover.prompt_tokens, thousands);
-            format!("keep {}: faster from {from} tokens on", crossover.keep)
+            let where_faster = match (crossover.prompt_tokens, crossover.everywhere) {
+                (Some(tokens), _) => format!("faster from about {} tokens on", thousands(tokens)),
+                (None, true) => "faster at every length measured".to_owned(),
+                (None, false) => "faster at no length measured".to_owned(),
+            };
+            format!("keep {}: {where_faster}", crossover.keep)
         });
         format!(
             "{model} {precision} scored by {scorer} · {device} {kernel} · cold prompts, nothing cached\n\n{table}\n{}\n",

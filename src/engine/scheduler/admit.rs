@@ -19,7 +19,7 @@ use crate::device::DeviceError;
 use crate::engine::clock::Clock;
 use crate::engine::emitter::Emitter;
 use crate::engine::sequence::{Stage, Submission};
-use crate::event::{Body, Cause, Nanos, Phase, Restore, Route, Source, SsdRead, Stamp};
+use crate::event::{Body, Cause, Nanos, Phase, Restore, Route, Source, SparseAdmission, SsdRead, Stamp};
 
 /// A restore under way.
 struct Bring<'a> {
@@ -193,12 +193,14 @@ impl Scheduler<'_> {
         restore::facts(&self.cache, prompt, found, choice, before, self.text)
     }
 
-    /// What a restore of the submission would find now. Nothing is held, read or marked as used.
-    pub fn preview(&self, submission: &Submission) -> Restore {
+    /// What a restore of the submission would find now, and how its suffix would be computed. Nothing is held, read or marked as used.
+    pub fn preview(&self, submission: &Submission) -> (Restore, Option<SparseAdmission>) {
         let prompt = prompt_of(submission);
         let found = if prompt.use_cache { self.cache.look_up(prompt.tokens) } else { self.nothing(prompt) };
         let choice = self.choose(&found, prompt);
-        self.facts_of(prompt, &found, choice, submission.predecessor.as_deref())
+        let restore = self.facts_of(prompt, &found, choice, submission.predecessor.as_deref());
+        let admission = self.sparse.admission(submission, restore.checkpoint_tokens as usize, self.text);
+        (restore, admission.map(|(_, told)| told))
     }
 
     /// Has the sequence hold the pages that RAM has of what was found, so that nothing evicts them meanwhile.

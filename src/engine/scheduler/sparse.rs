@@ -9,8 +9,9 @@ use crate::device::KeyWeights;
 use crate::engine::Rescore;
 use crate::engine::clock::Clock;
 use crate::engine::emitter::Emitter;
-use crate::engine::sequence::{Course, Sequence, Stage, UnderScoring};
+use crate::engine::sequence::{Course, Sequence, Stage, Submission, UnderScoring};
 use crate::event::{Body, Nanos, Phase, Rescored, Route, Scored, SparseAdmission, SparseVerdict};
+use crate::model::text::TextCodec;
 use crate::prefill::scorer::{ScoredWindow, Scorer, ScoringFailed};
 use crate::prefill::sparse::{Admission, Plan, admit, importance, select, unit_scores};
 
@@ -57,42 +58,20 @@ impl Scheduler<'_> {
     /// Decides how the suffix of the sequence admitted last is computed, and tells that. `false` where it is computed densely, which is still
     /// to be told.
     pub(super) fn consider_sparse(&mut self, uncached_suffix: u64, clock: &Clock, out: &mut Emitter) -> bool {
-        let SparseSide { scorer, config, by_hand, .. } = &mut self.sparse;
         let Some(sequence) = self.running.last_mut() else { return false };
         let submission = &sequence.submission;
         let (lane, request) = (Some(submission.lane), Some(sequence.request));
-        let settings =
-            config::resolve(config, submission.transport.as_deref(), submission.specprefill, *by_hand);
-        if scorer.is_none() && !settings.enabled.value {
+        let Some((admission, told)) = self.sparse.admission(submission, sequence.restored, self.text) else {
             return false;
-        }
-        let keep = settings.keep.value;
-        let threshold = usize::try_from(settings.threshold.value).unwrap_or(usize::MAX);
-        let admission =
-            admit(submission.prompt.len(), sequence.restored, submission.protected_tokens, threshold);
-        let verdict = if settings.enabled.value { admission.verdict } else { SparseVerdict::Off };
-        let text = self.text;
-        let around = |from: usize, to: usize| {
-            let tokens = submission.prompt.get(from..to.min(submission.prompt.len())).unwrap_or_default();
-            text.decode(tokens, true)
         };
-        let end = submission.protected_tokens;
-        let told = SparseAdmission {
-            verdict,
-            protected_tokens: end as u64,
-            boundary_before: around(end.saturating_sub(BOUNDARY_TOKENS), end),
-            boundary_after: around(end, end + BOUNDARY_TOKENS),
-            suffix_tokens: admission.suffix as u64,
-            to_score_tokens: admission.to_score as u64,
-            settings,
-        };
+        let (verdict, keep) = (told.verdict, told.settings.keep.value);
         out.emit(clock.now(), lane, request, Body::SparseAdmitted(Box::new(told)));
         if verdict != SparseVerdict::Sparse {
             return false;
         }
         out.emit(clock.now(), lane, request, Body::Routed { route: Route::Sparse, uncached_suffix });
         let (window, origin) = (submission.prompt[admission.origin..].to_vec(), admission.origin);
-        let begun = match scorer {
+        let begun = match &mut self.sparse.scorer {
             Some(scorer) => scorer.begin(sequence.request, submission.lane, window, origin),
             None => Err(ScoringFailed::NoScorer),
         };
@@ -168,6 +147,38 @@ impl Scheduler<'_> {
 }
 
 impl SparseSide {
+    /// How the suffix of a submission behind `restored` tokens is computed, and what decides it. `None` where nobody asks: sparse prefill is off and
+    /// no scorer is loaded.
+    pub(super) fn admission(
+        &self,
+        submission: &Submission,
+        restored: usize,
+        text: &TextCodec,
+    ) -> Option<(Admission, SparseAdmission)> {
+        let Submission { prompt, specprefill, protected_tokens, .. } = submission;
+        let settings =
+            config::resolve(&self.config, submission.transport.as_deref(), *specprefill, self.by_hand);
+        if self.scorer.is_none() && !settings.enabled.value {
+            return None;
+        }
+        let threshold = usize::try_from(settings.threshold.value).unwrap_or(usize::MAX);
+        let end = *protected_tokens;
+        let admission = admit(prompt.len(), restored, end, threshold);
+        let around = |from: usize, to: usize| {
+            text.decode(prompt.get(from..to.min(prompt.len())).unwrap_or_default(), true)
+        };
+        let told = SparseAdmission {
+            verdict: if settings.enabled.value { admission.verdict } else { SparseVerdict::Off },
+            protected_tokens: end as u64,
+            boundary_before: around(end.saturating_sub(BOUNDARY_TOKENS), end),
+            boundary_after: around(end, end + BOUNDARY_TOKENS),
+            suffix_tokens: admission.suffix as u64,
+            to_score_tokens: admission.to_score as u64,
+            settings,
+        };
+        Some((admission, told))
+    }
+
     /// Chooses what is computed of a window that was scored, and sets the sequence on that course.
     fn choose(
         &mut self,

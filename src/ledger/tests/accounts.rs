@@ -309,7 +309,8 @@ fn what_was_told_of_disk_faults_and_pauses_is_kept() {
         .say(Body::BreakpointsSet { conditions: vec!["cliff".into(), "ttft>2".into()] })
         .say(Body::BreakpointHit { condition: "cliff".into(), observed: "checkpoint 9 → 1".into() });
     for ticket in [1, 3, 2] {
-        let preview = Preview { ticket, prompt_tokens: ticket * 10, restore: None, problem: None };
+        let preview =
+            Preview { ticket, prompt_tokens: ticket * 10, restore: None, sparse: None, problem: None };
         told.say(Body::Previewed(Box::new(preview)));
     }
     let ledger = &told.ledger;

@@ -332,7 +332,7 @@ fn previewed(ticket: u64, prompt: u64, problem: Option<&str>) -> Body {
     restore.losses.retain(|loss| loss.cause == Cause::BlockFloor);
     let restore = problem.is_none().then(|| Box::new(restore));
     let problem = problem.map(str::to_owned);
-    Body::Previewed(Box::new(Preview { ticket, prompt_tokens: prompt, restore, problem }))
+    Body::Previewed(Box::new(Preview { ticket, prompt_tokens: prompt, restore, sparse: None, problem }))
 }
 
 #[test]
