@@ -33,7 +33,8 @@
 //!   graphs for Apple's GPU, `sim` is a pseudo-model with a cost model. [`device::identity`] measures what another route changes.
 //! * [`cache`]: hash-chained blocks, pages and slots with their holders, snapshots of recurrent state, the prefix index, the tier on
 //!   disk, and the restore with its named losses.
-//! * [`prefill`] and [`decode`]: how a suffix is cut into chunks; how a token is chosen.
+//! * [`prefill`] and [`decode`]: which tokens of a suffix are computed, and in which pieces; the scorer of sparse prefill and its rules; how a
+//!   token is chosen.
 //! * [`engine`]: the thread that owns all of the above, its clock, its scheduler, its lanes. It folds its own events as well, to stop at a
 //!   breakpoint in the step in which it comes true.
 //! * [`compare`]: several engines on the same session, stepped together, and what sets them apart.
@@ -55,6 +56,9 @@
 //! * **A page or a snapshot is immutable once it is indexed.** Restoring is sharing: a span reads the state it starts from in one
 //!   slot and writes another. A reference that outlived what it was made for is caught by its generation before anything is
 //!   read through it.
+//! * **Sparse state stays out of the dense key space.** A sequence that skipped tokens keeps what it computed in *places*, one after another, and
+//!   rotates by the original positions; nothing behind its first skipped token is ever stored, nor anything computed after it. With
+//!   nothing skipped, places are positions and the run is the dense one bit for bit.
 //! * **State is of two kinds.** Attention state can be cut at any block boundary; recurrent state exists only where it was
 //!   captured, and a span says which slot it reads and which it writes ([`device::StateFlow`]).
 //! * **Every token of an uncached suffix has a reason.** The losses of a restore add up to the suffix, always. The engine observes every
