@@ -79,7 +79,7 @@ impl Options {
             run.engine.send(Command::Break { conditions });
         }
         let send = Box::new(|command| run.engine.send(command));
-        let shown = self.show(ui, log, Source::Live { send, events });
+        let shown = self.show(ui, log, Source::Live { send, events, compare: None });
         run.finish(true)?;
         shown?;
         match news.try_iter().find_map(Result::err) {

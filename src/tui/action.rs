@@ -5,6 +5,7 @@ use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::app::{Model, Pane};
 use super::faults;
+use super::sparse;
 use crate::engine::Fault;
 use crate::event::{Gate, Phase};
 
@@ -43,6 +44,14 @@ pub enum ActionId {
     PreviousLane,
     /// Show the next lane.
     NextLane,
+    /// Of runs that are compared, show the previous one.
+    PreviousRun,
+    /// Of runs that are compared, show the next one.
+    NextRun,
+    /// Open a comparison of the session, or switch between it and the run.
+    Compare,
+    /// Sparse prefill on or off.
+    SpecPrefill,
     /// Up.
     Up,
     /// Down.
@@ -213,10 +222,10 @@ fn always(_: &Model) -> Result<(), &'static str> {
 }
 
 fn engine_alive(model: &Model) -> Result<(), &'static str> {
-    if model.ledger.failure().is_some() {
+    if model.ledger().failure().is_some() {
         return Err("the engine has failed; restart to go on");
     }
-    if model.ledger.ended() || model.source_closed {
+    if model.ledger().ended() || model.source_closed {
         return Err("the engine has ended");
     }
     Ok(())
@@ -224,11 +233,11 @@ fn engine_alive(model: &Model) -> Result<(), &'static str> {
 
 fn can_advance(model: &Model) -> Result<(), &'static str> {
     engine_alive(model)?;
-    if model.ledger.run().is_none() {
+    if model.ledger().run().is_none() {
         return Err("the model is still loading");
     }
     let held = model.running().is_some();
-    let next = model.ledger.lane(model.ui.lane).and_then(|lane| lane.next_turn);
+    let next = model.ledger().lane(model.ui.lane).and_then(|lane| lane.next_turn);
     if !held && next.is_none() {
         return Err("this lane has no further turn; `i` injects one");
     }
@@ -237,7 +246,7 @@ fn can_advance(model: &Model) -> Result<(), &'static str> {
 
 fn can_pause(model: &Model) -> Result<(), &'static str> {
     engine_alive(model)?;
-    match model.ledger.gate() {
+    match model.runs.gate() {
         Some((Gate::Paused | Gate::AfterPhase, _)) => Ok(()),
         Some((Gate::Running, _)) => Ok(()),
         _ if model.running().is_some() => Ok(()),
@@ -252,7 +261,7 @@ fn can_cancel(model: &Model) -> Result<(), &'static str> {
 
 fn can_inject(model: &Model) -> Result<(), &'static str> {
     engine_alive(model)?;
-    if model.ledger.run().is_some() { Ok(()) } else { Err("the model is still loading") }
+    if model.ledger().run().is_some() { Ok(()) } else { Err("the model is still loading") }
 }
 
 fn can_inflict<const FORM: usize>(model: &Model) -> Result<(), &'static str> {
@@ -287,11 +296,30 @@ fn can_go_back(model: &Model) -> Result<(), &'static str> {
 }
 
 fn has_other_lanes(model: &Model) -> Result<(), &'static str> {
-    if model.ledger.lanes().count() > 1 {
+    if model.ledger().lanes().count() > 1 {
         Ok(())
     } else {
         Err("there is one lane; `e` edits a turn and forks")
     }
+}
+
+fn can_set_specprefill(model: &Model) -> Result<(), &'static str> {
+    engine_alive(model)?;
+    sparse::obstacle(model.ledger())
+}
+
+fn has_other_runs(model: &Model) -> Result<(), &'static str> {
+    if model.runs.are_compared() { Ok(()) } else { Err("nothing is compared; `c` compares dense with sparse") }
+}
+
+fn can_compare(model: &Model) -> Result<(), &'static str> {
+    if model.can_compare || model.beside {
+        return Ok(());
+    }
+    if model.runs.are_compared() {
+        return Err("this is the comparison; there is no run beside it");
+    }
+    Err("no second engine can be started here; `escarp compare --tui` compares")
 }
 
 fn can_filter(model: &Model) -> Result<(), &'static str> {
@@ -324,6 +352,12 @@ pub static ACTIONS: &[Action] = &[
         .when(can_inject),
     run(ActionId::Fault, &[ch('f')], "have something go wrong: evict a block, damage a file, …")
         .when(can_inject),
+    run(ActionId::SpecPrefill, &[ch('o')], "SpecPrefill on or off, from the next request on")
+        .hint("sparse")
+        .when(can_set_specprefill),
+    run(ActionId::Compare, &[ch('c')], "compare dense with sparse side by side; again, return")
+        .hint("compare")
+        .when(can_compare),
     scrub(ActionId::ScrubForward, &[ch('n')], "on to the next request of the recording")
         .hint("next request")
         .when(can_go_forward),
@@ -332,6 +366,11 @@ pub static ACTIONS: &[Action] = &[
         .when(can_go_back),
     look(ActionId::PreviousLane, &[ch('[')], "show the previous lane").when(has_other_lanes),
     look(ActionId::NextLane, &[ch(']')], "show the next lane").when(has_other_lanes),
+    look(ActionId::PreviousRun, &[ch(','), ch('<')], "of lanes compared, put the previous one in focus")
+        .when(has_other_runs),
+    look(ActionId::NextRun, &[ch('.'), ch('>')], "of lanes compared, put the next one in focus")
+        .hint("lane")
+        .when(has_other_runs),
     look(ActionId::View(Pane::Session), &[ch('1')], "session: one row a request"),
     look(ActionId::View(Pane::Checkpoint), &[ch('2')], "checkpoint: where it stands, over the requests"),
     look(ActionId::View(Pane::Request), &[ch('3')], "request: which tokens were lost, and why"),
@@ -340,6 +379,7 @@ pub static ACTIONS: &[Action] = &[
     look(ActionId::View(Pane::Log), &[ch('6')], "log: what the program itself reports"),
     look(ActionId::View(Pane::Divergence), &[ch('7')], "divergence: the token at which a prompt departs"),
     look(ActionId::View(Pane::Debt), &[ch('8')], "debt: what is computed again, and who pays for it"),
+    look(ActionId::View(Pane::Compare), &[ch('9')], "compare: lanes side by side, turn by turn"),
     look(ActionId::FocusNext, &[code(KeyCode::Tab)], "move the focus to the next pane"),
     look(ActionId::FocusPrevious, &[code(KeyCode::BackTab)], "move the focus to the previous pane"),
     look(ActionId::Up, &[code(KeyCode::Up), ch('k')], "previous request, or a line up"),

@@ -97,7 +97,7 @@ impl Ask {
         let conditions = conditions(self.line.text()).ok().filter(|conditions| !conditions.is_empty())?;
         let history = model.history();
         let held = history.iter().filter(|request| {
-            conditions.iter().any(|condition| model.ledger.observes(condition, request.id).is_some())
+            conditions.iter().any(|condition| model.ledger().observes(condition, request.id).is_some())
         });
         let turns: Vec<String> = held.map(|request| request.turn.to_string()).collect();
         Some(match &turns[..] {

@@ -45,7 +45,7 @@ fn with_block(form: &str, block: Option<u32>) -> String {
 
 /// Why fault number `form` makes no sense now.
 pub fn obstacle(model: &Model, form: usize) -> Result<(), &'static str> {
-    let Some(run) = model.ledger.run() else { return Err("the model is still loading") };
+    let Some(run) = model.ledger().run() else { return Err("the model is still loading") };
     let Some(needs) = Fault::FORMS.get(form).and_then(|(name, _)| Needs::of(name)) else { return Ok(()) };
     let prompted = model.history().iter().any(|request| request.restore.is_some());
     match needs {

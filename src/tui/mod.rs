@@ -18,8 +18,10 @@ mod memory;
 mod overlay;
 pub mod panes;
 pub mod preview;
+pub mod runs;
 pub mod scrub;
 mod sections;
+mod sparse;
 mod status;
 pub mod svg;
 pub mod terminal;
@@ -38,6 +40,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
+use crate::compare::News;
 use crate::config::UiConfig;
 use crate::engine::Command;
 use crate::event::Event;
@@ -80,14 +83,32 @@ pub enum Provoke {
     Error,
 }
 
+/// Sends a command; `false` when who is to obey has ended.
+pub type Send<'a> = Box<dyn FnMut(Command) -> bool + 'a>;
+
+/// Starts the lanes of a comparison: their names, the way to them, and what they tell. Otherwise why it cannot be done.
+pub type OpenLanes<'a> =
+    Box<dyn FnMut() -> Result<(Vec<String>, Send<'a>, mpsc::UnboundedReceiver<News>), String> + 'a>;
+
 /// What the interface shows.
 pub enum Source<'a> {
     /// A running engine.
     Live {
         /// Sends a command; `false` when the engine has ended.
-        send: Box<dyn FnMut(Command) -> bool + 'a>,
+        send: Send<'a>,
         /// Its events.
         events: mpsc::Receiver<Event>,
+        /// Starts a comparison of the same session, where there can be one.
+        compare: Option<OpenLanes<'a>>,
+    },
+    /// Lanes that are compared: an engine each, stepped together.
+    Lanes {
+        /// Their names, by their places.
+        names: Vec<String>,
+        /// Sends a command to all of them; `false` when all have ended.
+        send: Send<'a>,
+        /// What they tell.
+        news: mpsc::UnboundedReceiver<News>,
     },
     /// A recorded run.
     Recording {
@@ -174,17 +195,95 @@ pub fn run(options: TuiOptions, source: Source<'_>) -> Result<ExitReason, TuiErr
     })
 }
 
-/// The way to and from an engine.
+/// What engines tell.
+enum Inbox {
+    /// A single one.
+    Run(mpsc::Receiver<Event>),
+    /// Those of a comparison.
+    Lanes(mpsc::UnboundedReceiver<News>),
+}
+
+/// The way to and from an engine, or several.
 pub struct Link<'a> {
-    send: Box<dyn FnMut(Command) -> bool + 'a>,
-    events: mpsc::Receiver<Event>,
+    send: Send<'a>,
+    inbox: Inbox,
+    compare: Option<OpenLanes<'a>>,
+}
+
+impl Link<'_> {
+    /// Takes what was told since, at least something; nothing when all has ended.
+    async fn receive(&mut self) -> Vec<News> {
+        match &mut self.inbox {
+            Inbox::Run(events) => {
+                let mut batch = Vec::new();
+                events.recv_many(&mut batch, BATCH).await;
+                batch.into_iter().map(|event| News::Event { lane: 0, event }).collect()
+            }
+            Inbox::Lanes(news) => {
+                let mut batch = Vec::new();
+                news.recv_many(&mut batch, BATCH).await;
+                batch
+            }
+        }
+    }
 }
 
 /// The model that shows `source`, and the link to its engine, if it has one.
 pub fn model_of(source: Source<'_>, log: LogRing) -> (Model, Option<Link<'_>>) {
     match source {
-        Source::Live { send, events } => (Model::live(log), Some(Link { send, events })),
+        Source::Live { send, events, compare } => {
+            let mut model = Model::live(Vec::new(), log);
+            model.can_compare = compare.is_some();
+            (model, Some(Link { send, inbox: Inbox::Run(events), compare }))
+        }
+        Source::Lanes { names, send, news } => {
+            let link = Link { send, inbox: Inbox::Lanes(news), compare: None };
+            (Model::live(names, log), Some(link))
+        }
         Source::Recording { events } => (Model::recording(events, log), None),
+    }
+}
+
+/// A model and the link that feeds it. Of two, a run and the comparison that was opened from it, one is in sight.
+struct Desk<'a> {
+    model: Model,
+    link: Option<Link<'a>>,
+}
+
+impl<'a> Desk<'a> {
+    async fn receive(&mut self) -> Vec<News> {
+        match &mut self.link {
+            Some(link) => link.receive().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Folds in what was received: nothing means the end.
+    fn take(&mut self, news: Vec<News>) -> Vec<Effect> {
+        if news.is_empty() {
+            self.link = None;
+            update(&mut self.model, Msg::SourceClosed)
+        } else {
+            update(&mut self.model, Msg::News(news))
+        }
+    }
+
+    fn send(&mut self, command: Command) {
+        let sent = self.link.as_mut().is_some_and(|link| (link.send)(command));
+        if !sent {
+            update(&mut self.model, Msg::SourceClosed);
+        }
+    }
+
+    /// The desk of a comparison of the same session.
+    fn open_lanes(&mut self) -> Result<Desk<'a>, String> {
+        let open = self.link.as_mut().and_then(|link| link.compare.as_mut());
+        let open = open.ok_or("the engine has ended")?;
+        let (names, send, news) = open()?;
+        let mut model = Model::live(names, self.model.log.clone());
+        model.ui.mouse = self.model.ui.mouse;
+        model.beside = true;
+        Ok(Desk { model, link: Some(Link { send, inbox: Inbox::Lanes(news), compare: None }) })
     }
 }
 
@@ -248,25 +347,27 @@ impl<S: Surface, I: EventSource> App<S, I> {
     /// waits and nothing changed, nothing wakes it.
     pub async fn drive(
         mut self,
-        mut model: Model,
-        mut link: Option<Link<'_>>,
+        model: Model,
+        link: Option<Link<'_>>,
         mut signals: Signals,
     ) -> Result<ExitReason, TuiError> {
+        let mut desk = Desk { model, link };
+        let mut other: Option<Desk<'_>> = None;
         let mut wrapped = WrapCache::default();
-        let mut batch = Vec::with_capacity(BATCH);
         let mut pause_ends = None;
         loop {
             let due = match self.cadence.decide(Instant::now().into_std()) {
                 Draw::Now => {
-                    self.draw(&mut model, &mut wrapped)?;
+                    self.draw(&mut desk.model, &mut wrapped)?;
                     self.provoke()?;
                     continue;
                 }
                 Draw::At(due) => Some(due),
                 Draw::Never => None,
             };
-            let log = model.log.clone();
-            let log_is_visible = model.ui.focus == Pane::Log || model.ui.lower_pane() == Pane::Log;
+            let log = desk.model.log.clone();
+            let ui = &desk.model.ui;
+            let log_is_visible = ui.focus == Pane::Log || ui.lower_pane() == Pane::Log;
             let effects = tokio::select! {
                 biased;
                 asked = signals.next() => match asked {
@@ -280,20 +381,22 @@ impl<S: Surface, I: EventSource> App<S, I> {
                 },
                 event = self.input.next() => {
                     let Some(event) = event else { return Ok(ExitReason::Quit) };
-                    self.on_terminal_event(&mut model, event?)
+                    self.on_terminal_event(&mut desk.model, event?)
                 }
-                received = receive(&mut link, &mut batch) => {
+                news = desk.receive() => {
                     self.cadence.facts();
-                    if received == 0 {
-                        link = None;
-                        update(&mut model, Msg::SourceClosed)
-                    } else {
-                        update(&mut model, Msg::Events(std::mem::take(&mut batch)))
+                    desk.take(news)
+                }
+                // What is out of sight goes on being folded; it asks for nothing.
+                news = receive_of(&mut other) => {
+                    if let Some(other) = &mut other {
+                        other.take(news);
                     }
+                    Vec::new()
                 }
                 Some(panic) = self.panics.recv() => {
                     self.cadence.facts();
-                    update(&mut model, Msg::WorkerPanic(panic))
+                    update(&mut desk.model, Msg::WorkerPanic(panic))
                 }
                 () = log.written(), if log_is_visible => {
                     self.cadence.facts();
@@ -301,15 +404,23 @@ impl<S: Surface, I: EventSource> App<S, I> {
                 }
                 () = until(pause_ends) => {
                     pause_ends = None;
-                    update(&mut model, Msg::TypingPaused)
+                    update(&mut desk.model, Msg::TypingPaused)
                 }
                 () = until(due) => Vec::new(),
             };
             for effect in effects {
-                if effect == Effect::AwaitTypingPause {
-                    pause_ends = Some(Instant::now().into_std() + TYPING_PAUSE);
-                } else if let Some(reason) = self.perform(&mut model, &mut link, effect)? {
-                    return Ok(reason);
+                match effect {
+                    Effect::AwaitTypingPause => pause_ends = Some(Instant::now().into_std() + TYPING_PAUSE),
+                    Effect::Compare => {
+                        switch_desks(&mut desk, &mut other);
+                        // Texts are kept by the numbers of requests, which both desks have.
+                        wrapped = WrapCache::default();
+                    }
+                    effect => {
+                        if let Some(reason) = self.perform(&mut desk, effect)? {
+                            return Ok(reason);
+                        }
+                    }
                 }
             }
         }
@@ -334,22 +445,12 @@ impl<S: Surface, I: EventSource> App<S, I> {
         }
     }
 
-    fn perform(
-        &mut self,
-        model: &mut Model,
-        link: &mut Option<Link<'_>>,
-        effect: Effect,
-    ) -> Result<Option<ExitReason>, TuiError> {
+    fn perform(&mut self, desk: &mut Desk<'_>, effect: Effect) -> Result<Option<ExitReason>, TuiError> {
         match effect {
             Effect::Quit => return Ok(Some(ExitReason::Quit)),
-            Effect::Send(command) => {
-                let sent = link.as_mut().is_some_and(|link| (link.send)(command));
-                if !sent {
-                    update(model, Msg::SourceClosed);
-                }
-            }
-            // The loop waits for it.
-            Effect::AwaitTypingPause => {}
+            Effect::Send(command) => desk.send(command),
+            // The loop's own.
+            Effect::AwaitTypingPause | Effect::Compare => {}
             Effect::Mouse(on) => self.screen.capture_mouse(on)?,
             Effect::Redraw => self.screen.redraw()?,
             Effect::Suspend => {
@@ -376,10 +477,28 @@ impl<S: Surface, I: EventSource> App<S, I> {
     }
 }
 
-/// Takes what the engine has sent, at least one event; 0 when it has ended. Never done without a link.
-async fn receive(link: &mut Option<Link<'_>>, batch: &mut Vec<Event>) -> usize {
-    match link {
-        Some(link) => link.events.recv_many(batch, BATCH).await,
+/// Brings the other desk into sight; the first time, opens it. What is left pauses, so that no two compute at once.
+fn switch_desks<'a>(desk: &mut Desk<'a>, other: &mut Option<Desk<'a>>) {
+    if other.is_none() {
+        match desk.open_lanes() {
+            Ok(opened) => *other = Some(opened),
+            Err(why) => {
+                desk.model.warn(format!("no comparison: {why}"));
+                return;
+            }
+        }
+    }
+    let Some(other) = other else { return };
+    if desk.model.running().is_some() {
+        desk.send(Command::Pause);
+    }
+    std::mem::swap(desk, other);
+    desk.model.arrive();
+}
+
+async fn receive_of(desk: &mut Option<Desk<'_>>) -> Vec<News> {
+    match desk {
+        Some(desk) => desk.receive().await,
         None => std::future::pending().await,
     }
 }

@@ -12,7 +12,7 @@ use super::line::LineInput;
 use super::text::{self, fit, left, sanitise};
 use super::theme::Tone;
 use super::view::Canvas;
-use super::{memory, panes, preview, tier};
+use super::{memory, panes, preview, sparse, tier};
 
 /// Draws `overlay` over `body`; the filter line takes the footer's place.
 pub fn draw(canvas: &mut Canvas<'_>, model: &Model, overlay: &Overlay, body: Rect, foot: Rect) {
@@ -78,8 +78,9 @@ fn help_lines(model: &Model) -> Vec<HelpLine> {
     let glossary = [
         ("The waterfall of a request", WATERFALL, true),
         ("Debt", panes::debt::WORDS, true),
-        ("Memory, where the device counts it", memory::WORDS, model.ledger.device_memory().is_some()),
-        ("The SSD tier, where there is one", tier::WORDS, model.ledger.tier().is_some()),
+        ("Sparse prefill, where there is a scorer", sparse::WORDS, sparse::obstacle(model.ledger()).is_ok()),
+        ("Memory, where the device counts it", memory::WORDS, model.ledger().device_memory().is_some()),
+        ("The SSD tier, where there is one", tier::WORDS, model.ledger().tier().is_some()),
     ];
     for (group, words, exists) in glossary {
         lines.push(HelpLine::Blank);

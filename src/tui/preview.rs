@@ -116,7 +116,7 @@ fn sparse_words(model: &Model, checkpoint: u64, admission: &SparseAdmission) -> 
 
 /// What prefilling tokens `from..to` would take on the run's own curve.
 fn seconds_words(model: &Model, from: u64, to: u64) -> String {
-    match model.ledger.prefill_curve() {
+    match model.ledger().prefill_curve() {
         None => "– no prefill measured yet".to_owned(),
         Some(curve) => {
             let beyond = if to > curve.deepest.saturating_mul(2) { ", extrapolated" } else { "" };

@@ -9,7 +9,7 @@ use super::memory::gauge;
 use super::text::{self, count, fit, signed, thousands};
 use super::theme::Tone;
 use super::view::{Canvas, WORKBENCH};
-use super::{tier, watch};
+use super::{sparse, tier, watch};
 use crate::event::{Gate, Phase};
 use crate::ledger::RequestFacts;
 
@@ -22,7 +22,7 @@ pub(super) fn draw_status(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     let name = if area.width >= WORKBENCH.0 { " escarp  " } else { " " };
     let run = run_words(model, room.saturating_sub(name.len()));
     let left = room.saturating_sub(name.len() + text::width(&run) + 3);
-    let device = model.ledger.device_memory().map(|memory| gauge(memory, left)).unwrap_or_default();
+    let device = model.ledger().device_memory().map(|memory| gauge(memory, left)).unwrap_or_default();
     let between = if device.is_empty() { "" } else { "   " };
     let head = Line::from(vec![
         canvas.span(name, Tone::Key),
@@ -79,9 +79,9 @@ fn draw_watch_line(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
 pub fn nothing_yet(model: &Model) -> &'static str {
     if model.recording.is_some() {
         "before the first request: `n` goes on"
-    } else if model.ledger.failure().is_some() {
+    } else if model.ledger().failure().is_some() {
         "no request was served"
-    } else if model.ledger.run().is_none() {
+    } else if model.ledger().run().is_none() {
         "loading the model…"
     } else {
         "no request yet: `n` runs the first turn, `r` all of them, `i` injects one"
@@ -90,14 +90,18 @@ pub fn nothing_yet(model: &Model) -> &'static str {
 
 /// Session, model and precision, device and what it promises, mode; names are shortened before any of it is left out.
 fn run_words(model: &Model, room: usize) -> String {
-    let lane = if model.ledger.lanes().count() > 1 {
-        format!(" · lane {}", model.ui.lane.label())
-    } else {
-        String::new()
+    let mut lane = match model.runs.name(model.runs.focus()) {
+        "" => String::new(),
+        name => format!(" · {name}"),
     };
-    let Some(run) = model.ledger.run() else { return format!("starting{lane}") };
+    if model.ledger().lanes().count() > 1 {
+        lane.push_str(&format!(" · lane {}", model.ui.lane.label()));
+    }
+    let Some(run) = model.ledger().run() else { return format!("starting{lane}") };
     let precision = if run.precision == "none" { String::new() } else { format!(" {}", run.precision) };
-    let rest = format!("{precision} · {} {} · {}", run.device, run.identity.word(), run.replay_mode);
+    let sparse = sparse::status_words(model.ledger(), model.selected());
+    let sparse = sparse.map_or_else(String::new, |words| format!(" · {words}"));
+    let rest = format!("{precision} · {} {} · {}{sparse}", run.device, run.identity.word(), run.replay_mode);
     let (session, name) = (text::sanitise(&run.session), text::sanitise(&run.model));
     let for_names = room.saturating_sub(text::width(&rest) + text::width(&lane) + 3);
     let for_name = for_names.saturating_sub(text::width(&session)).max(for_names / 3);
@@ -109,7 +113,7 @@ fn run_words(model: &Model, room: usize) -> String {
 /// One request on one line. What does not fit is left out from the least important on; checkpoint, suffix, route and cause
 /// stay.
 fn request_line<'a>(canvas: &Canvas<'_>, model: &Model, request: &RequestFacts, width: usize) -> Line<'a> {
-    let step = model.ledger.checkpoint_step(request);
+    let step = model.ledger().checkpoint_step(request);
     let cliff = step.is_some_and(|s| s.cliff);
     let warn = |tone| if cliff { Tone::Warn } else { tone };
     let delta = step.map(|s| format!(" {}{}", if s.cliff { "▼" } else { "" }, signed(s.delta)));
@@ -156,10 +160,16 @@ fn cause_words(request: &RequestFacts, room: usize) -> String {
 
 /// Everything that must not be overlooked, most serious first.
 pub(super) fn warnings(model: &Model) -> Vec<String> {
-    let ledger = &model.ledger;
+    let ledger = model.ledger();
     let mut out = Vec::new();
-    if let Some(failure) = ledger.failure() {
-        out.push(format!("engine failed: {failure}"));
+    for place in 0..model.runs.count() {
+        if let Some(failure) = model.runs.ledger_of(place).failure() {
+            let of = match model.runs.name(place) {
+                "" => String::new(),
+                name => format!(" of lane {name}"),
+            };
+            out.push(format!("engine{of} failed: {failure}"));
+        }
     }
     // The engine's own panic is already told above.
     if let Some(panic) = model.panics.last().filter(|_| ledger.failure().is_none()) {
@@ -177,6 +187,11 @@ pub(super) fn warnings(model: &Model) -> Vec<String> {
     }
     if let Some(problem) = tier::reading(model).and_then(|tier| tier.problem.as_deref()) {
         out.push(format!("SSD tier: {problem}; serving goes on without what it concerns"));
+    }
+    if let Some(request) = model.selected()
+        && let Some(message) = &request.fell_back
+    {
+        out.push(format!("turn {} fell back to dense: {message}", request.turn));
     }
     if let Some(cut) = ledger.session_cut() {
         out.push(format!(
@@ -221,9 +236,9 @@ pub(super) fn draw_footer(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
         .collect();
     let size = |key: &str, words: &str| key.len() + text::width(words) + 3;
     let mut reserve: usize = hints.iter().filter(|h| h.2).map(|h| size(&h.0, h.1)).sum();
-    let views = "1-8 views";
+    let views = "1-9 views";
     if canvas.layout.single {
-        canvas.put(area, used, 0, "1-8", Tone::Key);
+        canvas.put(area, used, 0, "1-9", Tone::Key);
         canvas.put(area, used + 4, 0, "views", Tone::Dim);
         used += views.len() + 2;
     }
@@ -242,7 +257,7 @@ pub(super) fn draw_footer(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
 }
 
 fn hint_words(model: &Model, action: &action::Action) -> &'static str {
-    match (action.id, model.ledger.gate()) {
+    match (action.id, model.runs.gate()) {
         (ActionId::Pause, Some((Gate::Paused | Gate::AfterPhase, _))) => "go on",
         (ActionId::Back, _) if model.ui.zoom => "back",
         _ => action.hint,
@@ -255,23 +270,29 @@ fn gate_words(model: &Model) -> String {
         let (at, of) = recording.progress();
         return format!("RECORDING {at} of {of}");
     }
-    if model.ledger.failure().is_some() {
+    if model.ledger().failure().is_some() {
         return "ENGINE FAILED".to_owned();
     }
-    if model.source_closed || model.ledger.ended() {
+    if model.source_closed || model.ledger().ended() {
         return "ENGINE ENDED".to_owned();
     }
-    let lane = model.ledger.lane(model.ui.lane);
+    let lane = model.ledger().lane(model.ui.lane);
     let turns = lane.map_or(0, |l| l.turns);
     if let Some(request) = model.running() {
         let phase = match request.phase {
             Phase::Prefill => match request.progress {
-                Some((done, total)) if total > 0 => format!("prefill {} %", done.min(total) * 100 / total),
+                Some((done, total)) if total > 0 => format!("prefill {} %", u128::from(done.min(total)) * 100 / u128::from(total)),
                 _ => "prefill".to_owned(),
+            },
+            Phase::Score => match request.scoring {
+                Some((done, total)) if total > 0 => {
+                    format!("score {} %", u128::from(done.min(total)) * 100 / u128::from(total))
+                }
+                _ => "score".to_owned(),
             },
             phase => phase.word().to_owned(),
         };
-        let held = match model.ledger.gate() {
+        let held = match model.runs.gate() {
             _ if watch::hit(model).is_some() => "BREAK",
             Some((Gate::Paused, _)) => "PAUSED",
             Some((Gate::AfterPhase, _)) => "HELD",
@@ -284,7 +305,7 @@ fn gate_words(model: &Model) -> String {
         };
         return format!("{held} {turn}: {phase}");
     }
-    match (model.ledger.gate(), lane.and_then(|l| l.next_turn)) {
+    match (model.runs.gate(), lane.and_then(|l| l.next_turn)) {
         (None, _) => "LOADING".to_owned(),
         (Some((Gate::Running, _)), Some(next)) => format!("RUNNING, TURN {next} of {turns} NEXT"),
         (Some(_), Some(next)) if watch::hit(model).is_some() => {

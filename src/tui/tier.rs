@@ -52,12 +52,12 @@ pub fn gauge(tier: &TierReading, room: usize) -> String {
 
 /// What the tier holds, as it was last told; `None` without a tier.
 pub(super) fn reading(model: &Model) -> Option<&TierReading> {
-    model.ledger.tier()
+    model.ledger().tier()
 }
 
 /// The gauge for the memory line of `request`: the tier as it is now, where the request is the latest one.
 pub fn of_request(model: &Model, request: &RequestFacts, room: usize) -> Option<String> {
-    let latest = model.ledger.requests().next_back().is_some_and(|latest| latest.id == request.id);
+    let latest = model.ledger().requests().next_back().is_some_and(|latest| latest.id == request.id);
     let gauge = reading(model).filter(|_| latest).map(|tier| gauge(tier, room))?;
     Some(gauge).filter(|words| !words.is_empty())
 }

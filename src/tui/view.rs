@@ -126,7 +126,7 @@ fn draw_screen(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
 /// Session and checkpoint side by side, the request below them, transcript (or events, or log) at the bottom.
 fn draw_workbench(canvas: &mut Canvas<'_>, model: &Model, body: Rect) {
     // What explains a request in many lines takes some of those above it.
-    let explains = matches!(model.ui.lower_pane(), Pane::Divergence | Pane::Debt);
+    let explains = matches!(model.ui.lower_pane(), Pane::Divergence | Pane::Debt | Pane::Compare);
     let request_height = match body.height {
         44.. if !explains => 18,
         36.. => 14,
@@ -188,5 +188,6 @@ fn draw_pane(canvas: &mut Canvas<'_>, model: &Model, pane: Pane, area: Rect) {
         Pane::Log => panes::log::draw(canvas, model, inner),
         Pane::Divergence => panes::divergence::draw(canvas, model, inner),
         Pane::Debt => panes::debt::draw(canvas, model, inner),
+        Pane::Compare => panes::compare::draw(canvas, model, inner),
     }
 }

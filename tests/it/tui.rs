@@ -9,6 +9,7 @@ mod sample;
 use std::fmt::Write as _;
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use escarp::compare::News;
 use escarp::config::ThemeName;
 use escarp::event::*;
 use escarp::tui::app::{Effect, Model, Msg, Pane, update};
@@ -44,7 +45,7 @@ impl Bench {
             target: "escarp::cache".into(),
             text: "evicted block=28".into(),
         });
-        let mut bench = Bench { model: Model::live(log), wrapped: WrapCache::default(), theme: ANSI };
+        let mut bench = Bench { model: Model::live(Vec::new(), log), wrapped: WrapCache::default(), theme: ANSI };
         bench.feed(events);
         bench
     }
@@ -58,7 +59,8 @@ impl Bench {
     }
 
     fn feed(&mut self, events: Vec<Event>) {
-        update(&mut self.model, Msg::Events(events));
+        let news = events.into_iter().map(|event| News::Event { lane: 0, event });
+        update(&mut self.model, Msg::News(news.collect()));
     }
 
     fn frame(&mut self, width: u16, height: u16) -> Buffer {

@@ -12,15 +12,17 @@ use super::editor::Editor;
 use super::faults;
 use super::line::LineInput;
 use super::log::LogRing;
-use super::panes::events::EventList;
+use super::runs::Runs;
 use super::scrub::Recording;
+use super::sparse;
+use crate::compare::News;
 use crate::engine::{Command, Fault};
 use crate::event::{Body, Event, Gate, LaneId};
 use crate::ledger::{Ledger, RequestFacts};
 use crate::report::settings_line;
 pub use movement::visible_requests;
 use movement::{
-    cycle_focus, focus, on_mouse, open, page, show_lane, sideways, step, switch_lane, to_first, to_last,
+    cycle_focus, focus, on_mouse, open, page, show_lane, sideways, step, switch_lane, switch_run, to_first, to_last,
 };
 use typing::{
     ask_for_cost, on_ask_key, on_confirm_key, on_editor_key, on_filter_key, on_help_key, on_palette_key,
@@ -30,16 +32,18 @@ pub use ui::{Layout, Overlay, Page, Pane, Scroll, Toast, Ui};
 /// Facts and interface state.
 #[derive(Debug, Default)]
 pub struct Model {
-    /// The facts.
-    pub ledger: Ledger,
-    /// The raw events, one line each.
-    pub events: EventList,
+    /// The facts: of one run, or of lanes that are compared.
+    pub runs: Runs,
     /// The program's log.
     pub log: LogRing,
     /// The recording, when there is no engine.
     pub recording: Option<Recording>,
     /// Whether the event source has ended.
     pub source_closed: bool,
+    /// Whether a comparison of the session can be opened from here.
+    pub can_compare: bool,
+    /// Whether this is a comparison that was opened from a run.
+    pub beside: bool,
     /// Panics of other threads, as they happened.
     pub panics: Vec<String>,
     /// Interface state.
@@ -55,8 +59,8 @@ pub enum Msg {
     Paste(String),
     /// The mouse.
     Mouse(MouseEvent),
-    /// Events from the engine.
-    Events(Vec<Event>),
+    /// What the engine tells, or the engines.
+    News(Vec<News>),
     /// No more events will come.
     SourceClosed,
     /// Nothing was typed for a while after [`Effect::AwaitTypingPause`].
@@ -70,6 +74,8 @@ pub enum Msg {
 pub enum Effect {
     /// Send a command to the engine.
     Send(Command),
+    /// Open a comparison of the session, or return to it, or from it.
+    Compare,
     /// Say [`Msg::TypingPaused`] as soon as nothing was typed for a moment.
     AwaitTypingPause,
     /// Leave.
@@ -83,9 +89,14 @@ pub enum Effect {
 }
 
 impl Model {
-    /// A model that follows an engine.
-    pub fn live(log: LogRing) -> Model {
-        Model { log, ..Model::default() }
+    /// A model that follows engines, of which each has a name here; a single one needs none.
+    pub fn live(names: Vec<String>, log: LogRing) -> Model {
+        let mut model = Model { log, runs: Runs::new(names), ..Model::default() };
+        if model.runs.are_compared() {
+            model.ui.focus = Pane::Compare;
+            model.ui.lower = Some(Pane::Compare);
+        }
+        model
     }
 
     /// A model of a recording, standing at its end.
@@ -95,45 +106,64 @@ impl Model {
         model
     }
 
+    /// What the run in focus has told.
+    pub fn ledger(&self) -> &Ledger {
+        self.runs.ledger()
+    }
+
     /// The requests of the history in view, oldest first.
     pub fn history(&self) -> Vec<&RequestFacts> {
-        self.ledger.history(self.ui.lane)
+        self.ledger().history(self.ui.lane)
     }
 
     /// The request that the panes describe: the selected one, or the latest of the lane in view.
     pub fn selected(&self) -> Option<&RequestFacts> {
-        let chosen = self.ui.selection.and_then(|id| self.ledger.request(id));
+        let chosen = self.ui.selection.and_then(|id| self.ledger().request(id));
         chosen.or_else(|| self.history().pop())
     }
 
-    /// The request that runs now. Nothing runs in a recording or after the engine has ended.
+    /// The request that runs now. Nothing runs in a recording or after the engine has ended. Of several runs, in the one in focus or, where
+    /// nothing runs there, in another.
     pub fn running(&self) -> Option<&RequestFacts> {
-        let alive = self.recording.is_none()
-            && !self.source_closed
-            && !self.ledger.ended()
-            && self.ledger.failure().is_none();
-        if alive { self.ledger.current() } else { None }
+        self.running_in().map(|(_, request)| request)
+    }
+
+    /// The same with the place of its run.
+    pub fn running_in(&self) -> Option<(usize, &RequestFacts)> {
+        let alive = self.recording.is_none() && !self.source_closed;
+        if alive { self.runs.current() } else { None }
+    }
+
+    /// Whether `request`, of the run in focus, runs now.
+    pub fn runs_now(&self, request: &RequestFacts) -> bool {
+        self.running_in().is_some_and(|(place, running)| place == self.runs.focus() && running.id == request.id)
     }
 
     fn show_recording(&mut self) {
         let Some(recording) = &self.recording else { return };
-        self.ledger = recording.ledger();
-        self.events = EventList::default();
-        for event in recording.visible() {
-            self.events.push(event);
-        }
+        self.runs.show(recording.visible());
         self.ui.selection = None;
         self.ui.block = None;
-        if self.ledger.lane(self.ui.lane).is_none() {
+        if self.ledger().lane(self.ui.lane).is_none() {
             self.ui.lane = LaneId::default();
         }
+    }
+
+    /// Comes into sight again.
+    pub(super) fn arrive(&mut self) {
+        let words = match (self.runs.are_compared(), self.ledger().requests().next().is_some()) {
+            (true, false) => "comparison: `n` runs a turn of every lane, `r` all of them; `c` returns",
+            (true, true) => "comparison; `c` returns to the run",
+            (false, _) => "back at the run; `c` shows the comparison",
+        };
+        self.toast(words);
     }
 
     fn toast(&mut self, text: impl Into<String>) {
         self.ui.toast = Some(Toast { text: text.into(), warning: false });
     }
 
-    fn warn(&mut self, text: impl Into<String>) {
+    pub(super) fn warn(&mut self, text: impl Into<String>) {
         self.ui.toast = Some(Toast { text: text.into(), warning: true });
     }
 }
@@ -145,11 +175,14 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
         Msg::Key(key) => on_key(model, key),
         Msg::Paste(text) => on_paste(model, &text),
         Msg::Mouse(mouse) => on_mouse(model, mouse),
-        Msg::Events(events) => {
-            for event in &events {
-                on_event(model, event);
+        Msg::News(news) => {
+            for news in &news {
+                model.runs.apply(news);
+                if let News::Event { lane, event } = news {
+                    on_event(model, *lane, event);
+                }
             }
-            outdate_cost(model, &events)
+            outdate_cost(model, &news)
         }
         Msg::TypingPaused => ask_for_cost(model),
         Msg::SourceClosed => {
@@ -163,9 +196,11 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
     }
 }
 
-fn on_event(model: &mut Model, event: &Event) {
-    model.ledger.apply(event);
-    model.events.push(event);
+fn on_event(model: &mut Model, place: usize, event: &Event) {
+    // All lanes of a comparison do what one does: one of them is told of.
+    if place != model.runs.focus() && !matches!(event.body, Body::EngineFailed { .. }) {
+        return;
+    }
     match &event.body {
         Body::LaneOpened { parent: Some(_), .. } if model.ui.awaiting_fork => {
             model.ui.awaiting_fork = false;
@@ -180,6 +215,11 @@ fn on_event(model: &mut Model, event: &Event) {
             }
         }
         Body::EngineFailed { message } => model.warn(format!("engine failed: {message}")),
+        Body::SpecPrefillSet { .. } => {
+            let words = sparse::switched_words(model.ledger());
+            model.toast(words);
+        }
+        Body::SparseFellBack { message } => model.warn(format!("fell back to dense: {message}")),
         Body::FaultInjected { fault, outcome } => model.toast(format!("{fault}: {outcome}")),
         Body::BreakpointsSet { conditions } if conditions.is_empty() => model.toast("no breakpoints"),
         Body::BreakpointsSet { conditions } => {
@@ -195,10 +235,13 @@ fn on_event(model: &mut Model, event: &Event) {
 }
 
 /// A request that has ended may have changed what the turn being typed would cost.
-fn outdate_cost(model: &mut Model, events: &[Event]) -> Vec<Effect> {
-    let ended = |event: &Event| matches!(event.body, Body::Finished { .. } | Body::Failed { .. });
+fn outdate_cost(model: &mut Model, news: &[News]) -> Vec<Effect> {
+    let ended = |news: &News| match news {
+        News::Event { event, .. } => matches!(event.body, Body::Finished { .. } | Body::Failed { .. }),
+        _ => false,
+    };
     match &mut model.ui.overlay {
-        Some(Overlay::Editor(editor)) if events.iter().any(ended) => {
+        Some(Overlay::Editor(editor)) if news.iter().any(ended) => {
             editor.cost.outdate();
             vec![Effect::AwaitTypingPause]
         }
@@ -288,6 +331,10 @@ pub fn perform(model: &mut Model, action: &Action) -> Vec<Effect> {
         }
         ActionId::PreviousLane => switch_lane(model, -1),
         ActionId::NextLane => switch_lane(model, 1),
+        ActionId::PreviousRun => switch_run(model, -1),
+        ActionId::NextRun => switch_run(model, 1),
+        ActionId::Compare => return vec![Effect::Compare],
+        ActionId::SpecPrefill => return sparse::toggle(model),
         ActionId::View(pane) => focus(model, pane),
         ActionId::FocusNext => cycle_focus(model, 1),
         ActionId::FocusPrevious => cycle_focus(model, -1),
@@ -343,7 +390,7 @@ fn send_fault(model: &mut Model, fault: Fault) -> Effect {
 }
 
 fn pause_or_go_on(model: &Model) -> Command {
-    match model.ledger.gate() {
+    match model.runs.gate() {
         Some((Gate::Paused | Gate::AfterPhase, lane)) => Command::Run { lane },
         _ => Command::Pause,
     }

@@ -33,13 +33,22 @@ pub(super) fn show_lane(model: &mut Model, lane: LaneId) {
 }
 
 pub(super) fn switch_lane(model: &mut Model, by: isize) {
-    let lanes: Vec<LaneId> = model.ledger.lanes().map(|(id, _)| id).collect();
+    let lanes: Vec<LaneId> = model.ledger().lanes().map(|(id, _)| id).collect();
     if lanes.is_empty() {
         return;
     }
     let at = lanes.iter().position(|lane| *lane == model.ui.lane).unwrap_or_default();
     let next = (at as isize + by).rem_euclid(lanes.len() as isize) as usize;
     show_lane(model, lanes[next]);
+}
+
+/// Puts the focus on another of the runs that are compared. What is selected stays: their requests have the same numbers.
+pub(super) fn switch_run(model: &mut Model, by: isize) {
+    model.runs.move_focus(by);
+    model.ui.block = None;
+    if model.ledger().lane(model.ui.lane).is_none() {
+        show_lane(model, LaneId::default());
+    }
 }
 
 /// Moves the selection by `by` requests; selecting the latest follows it.
@@ -95,6 +104,8 @@ pub(super) fn page(model: &mut Model, by: isize) {
 pub(super) fn sideways(model: &mut Model, by: isize) {
     match model.ui.focus {
         Pane::Session | Pane::Checkpoint | Pane::Debt => select(model, by),
+        Pane::Compare if model.runs.are_compared() => switch_run(model, by),
+        Pane::Compare => select(model, by),
         Pane::Request => select_block(model, by),
         Pane::Divergence => select_divergence(model, by),
         Pane::Transcript => {
@@ -172,7 +183,7 @@ pub(super) fn to_last(model: &mut Model) {
 
 pub(super) fn open(model: &mut Model) {
     match model.ui.focus {
-        Pane::Session | Pane::Checkpoint | Pane::Debt => focus(model, Pane::Request),
+        Pane::Session | Pane::Checkpoint | Pane::Debt | Pane::Compare => focus(model, Pane::Request),
         Pane::Request if panes::divergence::of_selected(model).is_some() => focus(model, Pane::Divergence),
         Pane::Request | Pane::Divergence => {
             focus(model, Pane::Transcript);

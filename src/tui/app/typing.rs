@@ -77,7 +77,7 @@ pub(super) fn on_editor_key(model: &mut Model, key: KeyEvent, mut editor: Box<Ed
 
 /// Asks the engine what the text in the editor would cost if it were sent now.
 pub(super) fn ask_for_cost(model: &mut Model) -> Vec<Effect> {
-    let alive = !model.source_closed && model.ledger.failure().is_none();
+    let alive = !model.source_closed && model.ledger().failure().is_none();
     let Some(Overlay::Editor(editor)) = &mut model.ui.overlay else { return Vec::new() };
     match editor.subject().filter(|_| alive) {
         None => {

@@ -27,6 +27,8 @@ pub enum Pane {
     Divergence,
     /// What is computed again, and who pays for it.
     Debt,
+    /// Lanes side by side.
+    Compare,
 }
 
 impl Pane {
@@ -40,9 +42,10 @@ impl Pane {
         Pane::Log,
         Pane::Divergence,
         Pane::Debt,
+        Pane::Compare,
     ];
     /// How many there are.
-    pub const COUNT: usize = 8;
+    pub const COUNT: usize = 9;
 
     /// Position in [`Pane::ALL`].
     pub fn index(self) -> usize {
@@ -65,6 +68,7 @@ impl Pane {
             Pane::Log => "log",
             Pane::Divergence => "divergence",
             Pane::Debt => "debt",
+            Pane::Compare => "compare",
         }
     }
 
@@ -75,7 +79,7 @@ impl Pane {
 
     /// Whether it shares the workbench's lowest place with other panes.
     pub fn is_lower(self) -> bool {
-        matches!(self, Pane::Transcript | Pane::Events | Pane::Log | Pane::Divergence | Pane::Debt)
+        matches!(self, Pane::Transcript | Pane::Events | Pane::Log | Pane::Divergence | Pane::Debt | Pane::Compare)
     }
 
     /// Whether Up and Down choose a request in it, rather than scroll.

@@ -51,7 +51,7 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     }
     // Room is kept for the turns to come, so that the chart does not change its scale with every step.
     // Of those, as many are taken for turns beside the line as there were so far.
-    let turns = model.ledger.lane(model.ui.lane).map_or(0, |lane| lane.turns as usize);
+    let turns = model.ledger().lane(model.ui.lane).map_or(0, |lane| lane.turns as usize);
     let to_come = turns.saturating_mul(bars.len()).div_ceil(model.history().len().max(1));
     let column = (usize::from(chart.width) / bars.len().max(to_come)).clamp(1, 6);
     let fitting = usize::from(chart.width) / column;
@@ -84,9 +84,9 @@ fn bars(model: &Model) -> Vec<Bar> {
     let mut best = 0;
     let mut bars = Vec::new();
     let steps: BTreeMap<RequestId, CheckpointStep> =
-        model.ledger.checkpoint_steps(model.ui.lane).into_iter().collect();
+        model.ledger().checkpoint_steps(model.ui.lane).into_iter().collect();
     let phases: BTreeMap<RequestId, CheckpointPhase> =
-        model.ledger.checkpoint_phases(model.ui.lane).into_iter().collect();
+        model.ledger().checkpoint_phases(model.ui.lane).into_iter().collect();
     for request in model.history().into_iter().filter(|request| !request.is_side()) {
         let Some(prompt) = request.prompt_tokens else { continue };
         let checkpoint = request.checkpoint();
@@ -199,11 +199,11 @@ fn notes(model: &Model) -> Vec<(String, Tone)> {
     let shown = cliffs.iter().find(|cliff| Some(cliff.request) == selected).or(cliffs.last());
     if let Some(cliff) = shown {
         let others = if cliffs.len() > 1 { format!(" ({} cliffs)", cliffs.len()) } else { String::new() };
-        let turn = model.ledger.request(cliff.request).map_or(0, |request| request.turn);
+        let turn = model.ledger().request(cliff.request).map_or(0, |request| request.turn);
         let words = cliff_words(model, cliff);
         out.push((format!("▼ cliff at turn {turn}{others}: {words}"), Tone::Warn));
     }
-    let account = model.ledger.debt(model.ui.lane);
+    let account = model.ledger().debt(model.ui.lane);
     let latest = account.iter().rev().find(|entry| entry.pinned_requests > 0);
     out.extend(latest.map(|entry| standing_words(model, entry)));
     out
@@ -211,7 +211,7 @@ fn notes(model: &Model) -> Vec<(String, Tone)> {
 
 /// `tool schema changed: block 4, written by request 5; …`.
 fn cliff_words(model: &Model, cliff: &Cliff) -> String {
-    let sentence = model.ledger.request(cliff.request).and_then(RequestFacts::cause_sentence);
+    let sentence = model.ledger().request(cliff.request).and_then(RequestFacts::cause_sentence);
     let sentence = sentence.unwrap_or_else(|| cliff.cause.phrase().to_owned());
     let sentence = text::sanitise(&sentence).replace('\n', " ");
     match cliff.block {
@@ -224,7 +224,7 @@ fn cliff_words(model: &Model, cliff: &Cliff) -> String {
 
 /// Where the checkpoint stands, for how long, and what that costs each turn.
 fn standing_words(model: &Model, entry: &DebtEntry) -> (String, Tone) {
-    let request = model.ledger.request(entry.request);
+    let request = model.ledger().request(entry.request);
     let level = request.and_then(RequestFacts::checkpoint);
     let behind = entry.prefix_cache_debt.is_some_and(|tokens| tokens > 0);
     let takes = |seconds: Option<f64>| seconds.map_or_else(String::new, |s| format!(" {}", about(s)));
@@ -263,7 +263,7 @@ fn cliffs(model: &Model) -> Vec<Cliff> {
     let lanes: BTreeSet<LaneId> = history.values().copied().collect();
     let own = |cliff: &Cliff| history.contains_key(&cliff.request);
     let mut cliffs: Vec<Cliff> =
-        lanes.into_iter().flat_map(|lane| model.ledger.cliff_list(lane)).filter(own).collect();
+        lanes.into_iter().flat_map(|lane| model.ledger().cliff_list(lane)).filter(own).collect();
     cliffs.sort_by_key(|cliff| cliff.request);
     cliffs
 }

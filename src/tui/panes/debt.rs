@@ -95,10 +95,10 @@ fn mark(row: &DebtRow) -> String {
 
 fn rows(model: &Model) -> Vec<DebtRow> {
     let steps: BTreeMap<RequestId, CheckpointStep> =
-        model.ledger.checkpoint_steps(model.ui.lane).into_iter().collect();
+        model.ledger().checkpoint_steps(model.ui.lane).into_iter().collect();
     let mut before = None;
     let row = |entry: DebtEntry| {
-        let request = model.ledger.request(entry.request);
+        let request = model.ledger().request(entry.request);
         let signed = |tokens: u64| i64::try_from(tokens).unwrap_or(i64::MAX);
         let side = request.is_some_and(|request| request.is_side());
         let change = entry.canonical_debt.zip(before).map(|(now, before)| signed(now) - signed(before));
@@ -114,7 +114,7 @@ fn rows(model: &Model) -> Vec<DebtRow> {
             entry,
         }
     };
-    model.ledger.debt(model.ui.lane).into_iter().map(row).collect()
+    model.ledger().debt(model.ui.lane).into_iter().map(row).collect()
 }
 
 /// Draws the pane.
@@ -296,7 +296,7 @@ fn totals(model: &Model, rows: &[DebtRow], width: usize) -> Vec<(String, Tone)> 
             takes.map_or_else(String::new, |s| format!(" {}", about(s))),
         )
     });
-    let curve = match model.ledger.prefill_curve() {
+    let curve = match model.ledger().prefill_curve() {
         None => "– no prefill measured yet, so no seconds".to_owned(),
         Some(curve) => format!("≈ on the curve of this run's {} prefill chunks", thousands(curve.samples)),
     };

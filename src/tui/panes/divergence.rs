@@ -61,7 +61,7 @@ fn nothing(
 ) -> Vec<Line<'static>> {
     let others: Vec<String> = departing(model)
         .into_iter()
-        .filter_map(|id| model.ledger.request(id))
+        .filter_map(|id| model.ledger().request(id))
         .map(|request| request.turn.to_string())
         .collect();
     let hint = match &others[..] {
@@ -83,7 +83,7 @@ fn why_none(model: &Model, request: Option<&RequestFacts>) -> String {
     let Some(restore) = &request.restore else {
         return format!("Request {id} has not been compared with the cache yet.");
     };
-    let Some(before) = model.ledger.predecessor(request) else {
+    let Some(before) = model.ledger().predecessor(request) else {
         return format!("Request {id} is the first: there is nothing to depart from.");
     };
     if restore.common_prefix_tokens.is_none() {
@@ -124,7 +124,7 @@ impl Microscope<'_> {
 
     fn against(&self) -> String {
         let against = self.divergence.against.or_else(|| {
-            let before = self.model.ledger.predecessor(self.request)?;
+            let before = self.model.ledger().predecessor(self.request)?;
             Some(before.id)
         });
         against.map_or_else(|| "before".to_owned(), |id| format!("request {}", id.0))

@@ -9,6 +9,7 @@ use unicode_segmentation::UnicodeSegmentation;
 use crate::event::{Body, DeviceMemory, Event};
 use crate::tui::app::{Model, Page, Pane};
 use crate::tui::memory::gauge;
+use crate::tui::sparse;
 use crate::tui::text::{count, duration, fit, sanitise, signed, thousands};
 use crate::tui::theme::Tone;
 use crate::tui::view::Canvas;
@@ -69,6 +70,7 @@ fn event_line(event: &Event) -> EventLine {
             | Body::StalePage { .. }
             | Body::SessionCut { .. }
             | Body::TierTrouble { .. }
+            | Body::SparseFellBack { .. }
             | Body::FaultInjected { .. }
             | Body::BreakpointHit { .. }
             | Body::PrefillProgress { shrunk: Some(_), .. }
@@ -218,14 +220,29 @@ fn describe(body: &Body) -> (&'static str, String) {
         }
         Body::SparseAdmitted(admission) => (
             "sparse_admitted",
-            format!("{:?}, to score {}", admission.verdict, thousands(admission.to_score_tokens)),
+            format!(
+                "{}; protected {}, suffix {}, to score {}, threshold {}",
+                sparse::verdict_words(admission.verdict),
+                thousands(admission.protected_tokens),
+                thousands(admission.suffix_tokens),
+                thousands(admission.to_score_tokens),
+                thousands(admission.settings.threshold.value)
+            ),
         ),
         Body::ScoringProgress { done, total } => {
-            ("scoring_progress", format!("{} of {}", thousands(*done), thousands(*total)))
+            ("scoring_progress", format!("{}/{}", thousands(*done), thousands(*total)))
         }
         Body::Scored(scored) => (
             "scored",
-            format!("{} of {} kept", thousands(scored.selected_tokens), thousands(scored.scored_tokens)),
+            format!(
+                "kept {} of {} from {} on, draft cached {}, {}; scorer {}",
+                thousands(scored.selected_tokens),
+                thousands(scored.scored_tokens),
+                thousands(scored.origin),
+                thousands(scored.draft_cached_tokens),
+                sparse::start_words(scored, None).0,
+                duration(Some(scored.took()))
+            ),
         ),
         Body::Survived(survival) => {
             let kept = survival.identifiers.iter().filter(|word| word.kept > 0).count();
@@ -235,10 +252,24 @@ fn describe(body: &Body) -> (&'static str, String) {
             )
         }
         Body::SparseFellBack { message } => ("sparse_fell_back", safe(message)),
-        Body::ReplyLogits { logits } => ("reply_logits", format!("{}", logits.0.len())),
-        Body::Rescored(rescored) => ("rescored", format!("{} kept", thousands(rescored.selected_tokens))),
+        Body::ReplyLogits { logits } => {
+            ("reply_logits", format!("{} of the reply's first token", thousands(logits.0.len() as u64)))
+        }
+        Body::Rescored(rescored) => (
+            "rescored",
+            match &rescored.problem {
+                Some(problem) => safe(problem),
+                None => format!("{} would be kept", thousands(rescored.selected_tokens)),
+            },
+        ),
         Body::SpecPrefillSet { enabled, keep, threshold } => {
-            ("specprefill_set", format!("{enabled:?} {keep:?} {threshold:?}"))
+            let words = [
+                enabled.map(|on| if on { "on" } else { "off" }.to_owned()),
+                keep.map(|keep| format!("keep {}", sparse::fraction(keep))),
+                threshold.map(|threshold| format!("threshold {}", thousands(threshold))),
+            ];
+            let words: Vec<String> = words.into_iter().flatten().collect();
+            ("specprefill_set", if words.is_empty() { "as configured".to_owned() } else { words.join(", ") })
         }
         Body::Previewed(preview) => ("previewed", format!("prompt {}", thousands(preview.prompt_tokens))),
         Body::StalePage { count } => ("stale_page", format!("{} so far", thousands(*count))),
@@ -271,7 +302,7 @@ pub fn shifted(text: &str, columns: usize) -> &str {
 /// Draws the pane.
 pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     let slot = Pane::Events.index();
-    let lines = model.events.matching(&model.ui.filter[slot]);
+    let lines = model.runs.events().matching(&model.ui.filter[slot]);
     let height = usize::from(area.height);
     let top = Page::top_for(lines.len(), height, model.ui.scroll[slot]);
     canvas.note_page(Pane::Events, lines.len(), height, top);

@@ -1,6 +1,7 @@
 //! The panes. Each draws itself into a rectangle from the model and knows nothing of its neighbours.
 
 pub mod checkpoint;
+pub mod compare;
 pub mod debt;
 pub mod divergence;
 pub mod events;
@@ -31,19 +32,20 @@ pub fn title_note(model: &Model, pane: Pane, room: usize) -> String {
             None => String::new(),
         },
         Pane::Transcript => format!("lane {}", model.ui.lane.label()),
-        Pane::Events => format!("{} folded", thousands(model.ledger.events())),
+        Pane::Events => format!("{} folded", thousands(model.ledger().events())),
         Pane::Log => memory_note(model, room),
         Pane::Divergence => match model.selected() {
             Some(r) => format!("{} · turn {}", r.id.0, r.turn),
             None => String::new(),
         },
         Pane::Debt => format!("lane {} · tokens", model.ui.lane.label()),
+        Pane::Compare => compare::title_note(model, room),
     }
 }
 
 /// The prefix cache's memory, then as much of the SSD tier's and the device's as fits.
 fn memory_note(model: &Model, room: usize) -> String {
-    let cache = model.ledger.memory().map(|memory| {
+    let cache = model.ledger().memory().map(|memory| {
         format!(
             "cache {} of {}, {} blocks{}",
             bytes(memory.bytes),
@@ -62,6 +64,6 @@ fn memory_note(model: &Model, room: usize) -> String {
         }
     };
     add(&|left| tier::reading(model).map(|tier| tier::gauge(tier, left)));
-    add(&|left| model.ledger.device_memory().map(|device| gauge(device, left)));
+    add(&|left| model.ledger().device_memory().map(|device| gauge(device, left)));
     note
 }

@@ -28,7 +28,7 @@ struct Column {
 }
 
 /// In display order.
-const COLUMNS: [Column; 12] = [
+const COLUMNS: [Column; 13] = [
     Column { header: "#", right: true, value: |r| r.request.turn.to_string() },
     Column {
         header: "name",
@@ -39,6 +39,7 @@ const COLUMNS: [Column; 12] = [
     Column { header: "ckpt", right: true, value: |r| in_progress(r.request, r.request.checkpoint()) },
     Column { header: "Δckpt", right: true, value: delta },
     Column { header: "suffix", right: true, value: |r| in_progress(r.request, r.request.uncached_suffix) },
+    Column { header: "comp", right: true, value: |r| in_progress(r.request, r.request.computed_tokens) },
     Column { header: "fresh", right: true, value: |r| count(r.request.fresh_tokens()) },
     Column { header: "route", right: false, value: |r| r.request.route.map_or(UNKNOWN, |x| x.word()).into() },
     Column { header: "why", right: false, value: why },
@@ -48,7 +49,7 @@ const COLUMNS: [Column; 12] = [
 ];
 
 /// Indices of [`COLUMNS`], most important first: what does not fit is left out from the end.
-const IMPORTANCE: [usize; 12] = [0, 3, 4, 5, 8, 2, 9, 7, 6, 1, 10, 11];
+const IMPORTANCE: [usize; 13] = [0, 3, 4, 5, 9, 2, 10, 8, 7, 1, 11, 6, 12];
 /// How many of them the workbench makes room for.
 const PREFERRED: usize = 9;
 
@@ -98,9 +99,9 @@ pub fn preferred_width(model: &Model) -> u16 {
 
 fn rows(model: &Model) -> Vec<RowFacts<'_>> {
     let steps: BTreeMap<RequestId, CheckpointStep> =
-        model.ledger.checkpoint_steps(model.ui.lane).into_iter().collect();
+        model.ledger().checkpoint_steps(model.ui.lane).into_iter().collect();
     let row = |id: RequestId| {
-        let request = model.ledger.request(id)?;
+        let request = model.ledger().request(id)?;
         Some(RowFacts { request, step: steps.get(&id).copied() })
     };
     visible_requests(model).into_iter().filter_map(row).collect()
@@ -200,21 +201,21 @@ fn cell<'a>(
 }
 
 fn next_number(model: &Model) -> String {
-    let next = model.ledger.lane(model.ui.lane).and_then(|lane| lane.next_turn);
+    let next = model.ledger().lane(model.ui.lane).and_then(|lane| lane.next_turn);
     next.map(|turn| turn.to_string()).unwrap_or_default()
 }
 
 /// The row that announces the turn to come, when nothing of it has arrived yet.
 fn announcement(model: &Model) -> Option<String> {
     if model.recording.is_some()
-        || model.ledger.failure().is_some()
+        || model.ledger().failure().is_some()
         || !model.ui.filter[Pane::Session.index()].is_empty()
     {
         return None;
     }
-    let lane = model.ledger.lane(model.ui.lane)?;
+    let lane = model.ledger().lane(model.ui.lane)?;
     let next = lane.next_turn?;
-    let arrived = model.ledger.lane_requests(model.ui.lane).any(|r| r.turn == next);
+    let arrived = model.ledger().lane_requests(model.ui.lane).any(|r| r.turn == next);
     (!arrived).then(|| "… next".to_owned())
 }
 

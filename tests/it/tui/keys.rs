@@ -209,7 +209,7 @@ fn the_palette_does_what_the_key_does() {
 fn a_recording_is_walked_request_by_request_and_has_no_run_keys() {
     let mut bench = Bench::recording(sample::session().events());
     assert!(bench.text(80, 24).contains("RECORDING 8 of 8"));
-    let last = bench.model.ledger.facts_hash();
+    let last = bench.model.ledger().facts_hash();
     for _ in 0..3 {
         assert_eq!(bench.press('p'), []);
     }
@@ -222,7 +222,7 @@ fn a_recording_is_walked_request_by_request_and_has_no_run_keys() {
     for _ in 0..20 {
         bench.press('n');
     }
-    assert_eq!(bench.model.ledger.facts_hash(), last);
+    assert_eq!(bench.model.ledger().facts_hash(), last);
     for key in ['r', 's', 'x', 'i', 'e', ' '] {
         assert_eq!(bench.press(key), []);
         assert!(bench.model.ui.overlay.is_none(), "{key}");

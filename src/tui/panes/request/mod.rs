@@ -3,6 +3,7 @@
 
 mod rack;
 mod scale;
+mod sparse;
 mod waterfall;
 
 use std::ops::RangeInclusive;
@@ -22,6 +23,7 @@ use crate::tui::{memory, tier};
 use rack::LayerClass;
 pub(in crate::tui) use rack::{chosen_block, endpoint_glyphs};
 use scale::{Scale, nice_step, ruler};
+pub(in crate::tui) use sparse::{Kept, kept_between};
 pub(in crate::tui) use waterfall::culprit_words;
 use waterfall::loss_look;
 
@@ -45,6 +47,8 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
             Row::Axis => drawing.axis(canvas, area, at),
             Row::Bar => drawing.bar(canvas, area, at),
             Row::Segments => drawing.segments(canvas, area, at),
+            Row::Kept => drawing.kept(canvas, area, at),
+            Row::Draft => drawing.draft(canvas, area, at),
             Row::Layers(class) => drawing.layers(canvas, area, at, class),
             Row::Words(line) => canvas.line(area, at, &line),
         }
@@ -55,6 +59,8 @@ enum Row {
     Axis,
     Bar,
     Segments,
+    Kept,
+    Draft,
     Layers(LayerClass),
     Words(Line<'static>),
 }
@@ -86,6 +92,10 @@ impl Drawing<'_> {
         if has_segments {
             sections.push(Section::new(2, vec![Row::Segments]));
         }
+        if self.request.scored.is_some() {
+            sections.push(Section::new(0, vec![Row::Kept]));
+            sections.push(Section::new(3, vec![Row::Draft]));
+        }
         if let Some(restore) = self.restore {
             let levels = words(self.levels(canvas, restore, width));
             sections.insert(1, Section::new(4, levels).at_least(1, 5));
@@ -102,6 +112,9 @@ impl Drawing<'_> {
                 sections.push(Section::new(0, loss).at_least(1, 3));
             }
         }
+        let sparse = words(self.sparse(canvas, width));
+        let certain = 1 + usize::from(self.request.fell_back.is_some());
+        sections.push(Section::new(0, sparse).at_least(certain, 3));
         sections.push(Section::new(1, words(self.timing(canvas, width))).at_least(1, 7));
         sections.extend(self.memory(canvas, width));
         if has_segments {
@@ -214,7 +227,7 @@ impl Drawing<'_> {
     }
 
     fn block_tokens(&self) -> u64 {
-        self.model.ledger.run().map_or(256, |run| run.block_tokens).max(1)
+        self.model.ledger().run().map_or(256, |run| run.block_tokens).max(1)
     }
 
     /// The chosen block: what it holds, its tokens, who wrote it.
@@ -291,11 +304,14 @@ impl Drawing<'_> {
             ("queue", request.queued, String::new(), Tone::Text),
             ("restore", self.restore.filter(|r| r.is_observed()).map(|r| r.took), String::new(), Tone::Text),
             ("prefill", request.prefill, prefill, Tone::Text),
+            ("scorer", request.scored.as_ref().map(|scored| scored.took()), String::new(), Tone::Text),
             ("ttft", request.ttft, String::new(), Tone::Strong),
             ("decode", request.decode, decode, Tone::Text),
             ("total", request.took, String::new(), Tone::Text),
         ];
-        let parts = parts.into_iter().map(|(name, time, rate, tone)| {
+        let has_scorer = request.scored.is_some();
+        let parts = parts.into_iter().filter(|part| part.0 != "scorer" || has_scorer);
+        let parts = parts.map(|(name, time, rate, tone)| {
             vec![
                 canvas.span(format!("{name} "), Tone::Dim),
                 canvas.span(duration(time), tone),
@@ -351,15 +367,21 @@ fn cell_of(area: Rect, column: usize, row: usize) -> Option<Rect> {
     (column < area.width && row < area.height).then(|| Rect::new(area.x + column, area.y + row, 1, 1))
 }
 
-/// A bar and figures for a prefill that is under way, `None` at any other time. The bar has `columns` columns.
+/// A bar and figures for a scoring or a prefill that is under way, `None` at any other time. The bar has `columns` columns.
 pub fn prefill_words(model: &Model, request: &RequestFacts, columns: usize) -> Option<String> {
-    let running = model.running().is_some_and(|r| r.id == request.id);
-    let (done, total) = request.progress.filter(|_| running && request.prefill.is_none())?;
+    if !model.runs_now(request) {
+        return None;
+    }
+    let (word, (done, total)) = match (request.scoring, request.progress) {
+        (Some(scoring), _) => ("scoring", scoring),
+        (None, Some(progress)) if request.prefill.is_none() => ("prefill", progress),
+        _ => return None,
+    };
     let done = done.min(total);
     let filled = (u128::from(done) * columns as u128 / u128::from(total.max(1))) as usize;
     let percent = u128::from(done) * 100 / u128::from(total.max(1));
     Some(format!(
-        "prefill {}{} {}/{} {percent} %",
+        "{word} {}{} {}/{} {percent} %",
         "█".repeat(filled),
         "░".repeat(columns.saturating_sub(filled)),
         thousands(done),

@@ -53,7 +53,7 @@ impl Drawing<'_> {
 
     /// The levels by name, from what the prompt shares with others down to the checkpoint.
     pub(super) fn levels(&self, canvas: &Canvas<'_>, restore: &Restore, width: usize) -> Vec<Line<'static>> {
-        let predecessor = self.model.ledger.predecessor(self.request).map(|request| request.id);
+        let predecessor = self.model.ledger().predecessor(self.request).map(|request| request.id);
         let with = predecessor.map_or_else(String::new, |id| format!(" with request {}", id.0));
         let mut levels = vec![(format!("common prefix{with}"), restore.common_prefix_tokens)];
         if let Some(closest) = closest_that_shares_more(restore) {
