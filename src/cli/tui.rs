@@ -1,19 +1,25 @@
 //! `tui`: the interface, on a running engine or on a recording.
 
+use std::cell::RefCell;
 use std::path::PathBuf;
-use std::sync::mpsc;
+use std::rc::Rc;
+use std::sync::{Arc, mpsc};
 
 use clap::ValueHint;
+use tokio::sync::mpsc::unbounded_channel;
 
 use super::launch::Run;
 use super::options::ReplayOptions;
 use super::progress::Progress;
 use super::{Example, Failure, examples, logging};
-use crate::config::UiConfig;
-use crate::engine::Command;
+use crate::compare::{LaneSetup, LaneSpec, Lockstep, News};
+use crate::config::{Config, UiConfig};
+use crate::engine::{Command, Setup};
 use crate::event::{Body, ChannelSink, Event, Fanout, record};
+use crate::model;
+use crate::session::Session;
 use crate::tui::log::{LogRing, RingLayer};
-use crate::tui::{self, ExitReason, Provoke, Source, TuiError, TuiOptions, terminal};
+use crate::tui::{self, ExitReason, OpenLanes, Provoke, Send, Source, TuiError, TuiOptions, terminal};
 
 pub(super) const EXAMPLES: &[Example] = &[
     ("escarp tui --device sim --session steady", "no model file needed"),
@@ -60,6 +66,7 @@ impl Options {
     fn run_live(&self, log: LogRing) -> Result<(), Failure> {
         let (session, config) = self.replay.open()?;
         let ui = config.ui.clone();
+        let beside = Beside { config: config.clone(), session: Arc::new(session.clone()), lanes: Rc::default() };
         let (channel, events) = ChannelSink::bounded(BACKLOG);
         let (sender, news) = mpsc::channel();
         // The main thread listens before the interface runs, and looks again after it.
@@ -79,7 +86,9 @@ impl Options {
             run.engine.send(Command::Break { conditions });
         }
         let send = Box::new(|command| run.engine.send(command));
-        let shown = self.show(ui, log, Source::Live { send, events, compare: None });
+        let compare = Some(beside.opener());
+        let shown = self.show(ui, log, Source::Live { send, events, compare });
+        beside.finish();
         run.finish(true)?;
         shown?;
         match news.try_iter().find_map(Result::err) {
@@ -94,6 +103,50 @@ impl Options {
         match tui::run(options, source)? {
             ExitReason::Quit => Ok(()),
             ExitReason::Signal(number) => Err(Failure::Signal(number)),
+        }
+    }
+}
+
+/// A comparison of the session that a run is of, once it was asked for.
+struct Beside {
+    config: Config,
+    session: Arc<Session>,
+    lanes: Rc<RefCell<Option<Rc<Lockstep>>>>,
+}
+
+impl Beside {
+    /// Starts the session in two lanes, dense and sparse, each with an engine of its own.
+    fn opener<'a>(&self) -> OpenLanes<'a> {
+        let (config, session, kept) = (self.config.clone(), self.session.clone(), self.lanes.clone());
+        Box::new(move || {
+            let lane = |spec: LaneSpec| {
+                let mut config = spec.finish(config.clone());
+                config.specprefill.enabled = Some(!spec.is_dense());
+                let for_load = config.clone();
+                let setup = Setup {
+                    config,
+                    session: session.clone(),
+                    load: Box::new(move || model::load(&for_load)),
+                    sink: Box::new(Fanout::new()),
+                };
+                LaneSetup { name: spec.name, setup }
+            };
+            let (sender, news) = unbounded_channel();
+            // The interface may be gone, and then nobody misses what is told.
+            let sink = move |news: News| drop(sender.send(news));
+            let lanes = Lockstep::start(vec![lane(LaneSpec::dense()), lane(LaneSpec::sparse())], 0, sink)
+                .map_err(|error| error.to_string())?;
+            let lanes = Rc::new(lanes);
+            *kept.borrow_mut() = Some(lanes.clone());
+            let names = lanes.names().to_vec();
+            Ok((names, Box::new(move |command| lanes.send(command)) as Send<'a>, news))
+        })
+    }
+
+    /// Ends the lanes, and waits for them: their caches are closed in order.
+    fn finish(self) {
+        if let Some(lanes) = self.lanes.borrow_mut().take().and_then(Rc::into_inner) {
+            lanes.finish();
         }
     }
 }

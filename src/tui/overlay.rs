@@ -79,6 +79,7 @@ fn help_lines(model: &Model) -> Vec<HelpLine> {
         ("The waterfall of a request", WATERFALL, true),
         ("Debt", panes::debt::WORDS, true),
         ("Sparse prefill, where there is a scorer", sparse::WORDS, sparse::obstacle(model.ledger()).is_ok()),
+        ("Compare, where there are lanes", panes::compare::WORDS, model.runs.are_compared()),
         ("Memory, where the device counts it", memory::WORDS, model.ledger().device_memory().is_some()),
         ("The SSD tier, where there is one", tier::WORDS, model.ledger().tier().is_some()),
     ];

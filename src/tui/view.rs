@@ -123,25 +123,35 @@ fn draw_screen(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     }
 }
 
-/// Session and checkpoint side by side, the request below them, transcript (or events, or log) at the bottom.
+/// Session and checkpoint side by side, the request below them, transcript (or events, or log) at the bottom; or, below them, the lanes.
 fn draw_workbench(canvas: &mut Canvas<'_>, model: &Model, body: Rect) {
+    // Lanes side by side take the request's place too.
+    let compares = model.ui.lower_pane() == Pane::Compare;
     // What explains a request in many lines takes some of those above it.
-    let explains = matches!(model.ui.lower_pane(), Pane::Divergence | Pane::Debt | Pane::Compare);
+    let explains = matches!(model.ui.lower_pane(), Pane::Divergence | Pane::Debt);
     let request_height = match body.height {
+        _ if compares => 0,
         44.. if !explains => 18,
         36.. => 14,
         _ => 12,
     };
     let above = body.height - request_height;
-    let top_height =
-        if explains { above.saturating_sub(18).clamp(9, 24) } else { (above * 13 / 20).clamp(9, 24) };
+    let top_height = if compares {
+        above.saturating_sub(24).clamp(9, 16)
+    } else if explains { 
+        above.saturating_sub(18).clamp(9, 24)
+    } else {
+        (above * 13 / 20).clamp(9, 24)
+    };
     let (top, rest) = split_top(body, top_height);
     let (middle, bottom) = split_top(rest, request_height);
     let session_width = panes::session::preferred_width(model).clamp(56, body.width * 3 / 5);
     let (left, right) = split_left(top, session_width);
     draw_pane(canvas, model, Pane::Session, left);
     draw_pane(canvas, model, Pane::Checkpoint, right);
-    draw_pane(canvas, model, Pane::Request, middle);
+    if !compares {
+        draw_pane(canvas, model, Pane::Request, middle);
+    }
     draw_pane(canvas, model, model.ui.lower_pane(), bottom);
 }
 

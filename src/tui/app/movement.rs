@@ -11,6 +11,9 @@ pub(super) fn focus(model: &mut Model, pane: Pane) {
     model.ui.focus = pane;
     if pane.is_lower() {
         model.ui.lower = Some(pane);
+    } else if pane == Pane::Request && model.ui.lower_pane() == Pane::Compare {
+        // The lanes stand in its place.
+        model.ui.lower = None;
     }
 }
 
@@ -18,7 +21,9 @@ pub(super) fn cycle_focus(model: &mut Model, by: isize) {
     let order: Vec<Pane> = if model.ui.layout.single {
         Pane::ALL.to_vec()
     } else {
-        vec![Pane::Session, Pane::Checkpoint, Pane::Request, model.ui.lower_pane()]
+        let lower = model.ui.lower_pane();
+        let middle = (lower != Pane::Compare).then_some(Pane::Request);
+        [Pane::Session, Pane::Checkpoint].into_iter().chain(middle).chain([lower]).collect()
     };
     let at = order.iter().position(|pane| *pane == model.ui.focus).unwrap_or_default();
     let next = (at as isize + by).rem_euclid(order.len() as isize) as usize;

@@ -123,7 +123,7 @@ fn with_loop<F: Future<Output = ()> + 'static>(script: impl FnOnce(Running) -> F
             provoke: None,
         };
         let send = Box::new(move |command| sent.send(command).is_ok());
-        let (model, link) = model_of(Source::Live { send, events }, LogRing::default());
+        let (model, link) = model_of(Source::Live { send, events, compare: None }, LogRing::default());
         let script = tokio::task::spawn_local(script(Running { keys, engine, commands, surface }));
         let reason = app.drive(model, link, Signals::listen().unwrap()).await.unwrap();
         script.await.unwrap();

@@ -1,0 +1,304 @@
+//! The lanes at one turn: a card each where there is room for them, otherwise a line each.
+
+use ratatui::layout::Rect;
+use ratatui::text::{Line, Span};
+
+use super::{Lanes, lane_tone, time};
+use crate::compare::{Cell, ReplyDifference, Spread};
+use crate::event::Phase;
+use crate::tui::panes::plot::EIGHTHS;
+use crate::tui::panes::table::padded;
+use crate::tui::text::{self, UNKNOWN, count, fit, thousands};
+use crate::tui::theme::Tone;
+use crate::tui::view::Canvas;
+
+/// Rows of a card: its head, six lines, and the line below it.
+pub(super) const HEIGHT: usize = 8;
+
+/// Cards beside each other, parted by lines.
+pub(super) fn draw_cards(canvas: &mut Canvas<'_>, lanes: &Lanes<'_>, area: Rect) {
+    let count = lanes.count();
+    let width = usize::from(area.width) / count;
+    let highest = highest(lanes);
+    for place in 0..count {
+        let x = place * width;
+        let width = if place + 1 == count { usize::from(area.width) - x } else { width - 1 };
+        let card = Rect { x: area.x + x as u16, width: width as u16, ..area };
+        draw_head(canvas, lanes, place, card);
+        for (row, line) in card_lines(canvas, lanes, place, width.saturating_sub(1), highest).iter().enumerate() {
+            canvas.line(Rect { x: card.x + 1, width: card.width.saturating_sub(1), ..card }, row + 1, line);
+        }
+        if place > 0 {
+            for row in 0..HEIGHT - 1 {
+                canvas.put(area, x - 1, row, "│", Tone::Border);
+            }
+        }
+    }
+    canvas.put(area, 0, HEIGHT - 1, &"─".repeat(usize::from(area.width)), Tone::Border);
+}
+
+fn draw_head(canvas: &mut Canvas<'_>, lanes: &Lanes<'_>, place: usize, card: Rect) {
+    let focused = lanes.model.runs.focus() == place;
+    let marker = if focused { "▸" } else { " " };
+    let name = lanes.name(place);
+    let state = state_words(lanes, place);
+    let route = lanes.cell(place).and_then(|cell| cell.route).unwrap_or("");
+    let head = Line::from(vec![
+        canvas.span(marker, Tone::Key),
+        canvas.span(name, if focused { Tone::Strong } else { Tone::Text }).patch_style(canvas.style(lane_tone(place))),
+        canvas.span(format!("  {route}  "), Tone::Dim),
+        canvas.span(state.0, state.1),
+    ]);
+    canvas.line(card, 0, &head);
+}
+
+/// What the lane does at the shown turn.
+fn state_words(lanes: &Lanes<'_>, place: usize) -> (String, Tone) {
+    if lanes.model.runs.ledger_of(place).failure().is_some() {
+        return ("ENGINE FAILED".to_owned(), Tone::Warn);
+    }
+    let Some(request) = lanes.request(place) else { return ("waits".to_owned(), Tone::Dim) };
+    if request.error.is_some() {
+        return ("FAILED".to_owned(), Tone::Warn);
+    }
+    if request.fell_back.is_some() {
+        return ("FELL BACK".to_owned(), Tone::Warn);
+    }
+    let share = |(done, total): (u64, u64)| u128::from(done.min(total)) * 100 / u128::from(total.max(1));
+    match request.phase {
+        Phase::Done => (String::new(), Tone::Dim),
+        Phase::Score => match request.scoring {
+            Some(progress) => (format!("score {} %", share(progress)), Tone::Good),
+            None => ("score".to_owned(), Tone::Good),
+        },
+        Phase::Prefill => match request.progress {
+            Some(progress) => (format!("prefill {} %", share(progress)), Tone::Good),
+            None => ("prefill".to_owned(), Tone::Good),
+        },
+        phase => (phase.word().to_owned(), Tone::Good),
+    }
+}
+
+fn median(spread: Option<Spread>) -> Option<f64> {
+    spread.map(|spread| spread.median)
+}
+
+fn card_lines(
+    canvas: &Canvas<'_>,
+    lanes: &Lanes<'_>,
+    place: usize,
+    width: usize,
+    highest: u64,
+) -> Vec<Line<'static>> {
+    let cell = lanes.cell(place);
+    let get = |field: fn(&Cell) -> Option<u64>| count(cell.and_then(field));
+    let dim = |words: &str| canvas.span(words.to_owned(), Tone::Dim);
+    let strong = |words: String| canvas.span(words, Tone::Strong);
+    let text = |words: String| canvas.span(words, Tone::Text);
+    let pinned = lanes.pinned(place).map_or_else(String::new, |pinned| format!("  pinned {pinned}"));
+    let share = cell.and_then(|cell| cell.scorer_share).filter(|share| *share > 0.0);
+    let share = share.map_or_else(String::new, |share| format!("  scorer {:.0} %", share * 100.0));
+    let checkpoints = lanes.checkpoints(place);
+    let room = width.saturating_sub("checkpoint ".len());
+    let (reply, tone) = reply_words(lanes, place, width);
+    vec![
+        Line::from(vec![
+            dim("ckpt "),
+            canvas.span(get(|cell| cell.checkpoint_tokens), Tone::Checkpoint),
+            dim("  suffix "),
+            canvas.span(get(|cell| cell.uncached_suffix), Tone::Suffix),
+            canvas.span(pinned, Tone::Warn),
+        ]),
+        Line::from(vec![
+            dim("ttft "),
+            strong(time(cell.and_then(|cell| median(cell.ttft_s)))),
+            dim("  Σ "),
+            strong(time(cell.and_then(|cell| median(cell.ttft_sum_s)))),
+            text(share),
+        ]),
+        Line::from(vec![
+            dim("computed "),
+            text(get(|cell| cell.computed_tokens)),
+            dim("  owes "),
+            text(get(|cell| cell.canonical_debt_tokens)),
+        ]),
+        Line::from(vec![
+            dim("checkpoint "),
+            canvas.span(sparkline(&checkpoints, highest, room), Tone::Checkpoint),
+        ]),
+        Line::from(canvas.span(reply, tone)),
+        Line::from(kept_spans(canvas, cell, width)),
+    ]
+}
+
+/// The reply against the compared lane's, in as many words as fit.
+fn reply_words(lanes: &Lanes<'_>, place: usize, width: usize) -> (String, Tone) {
+    let comparison = lanes.comparison();
+    if place == comparison.base() {
+        return ("the others are compared with it".to_owned(), Tone::Dim);
+    }
+    let Some(cell) = lanes.cell(place) else { return (UNKNOWN.to_owned(), Tone::Dim) };
+    if cell.same_prompt == Some(false) {
+        return ("another prompt: replies differ from here on".to_owned(), Tone::Warn);
+    }
+    let Some(reply) = &cell.reply else { return (UNKNOWN.to_owned(), Tone::Dim) };
+    let (mut words, tone) = difference_words(reply);
+    if let Some(close) = &reply.closeness {
+        let top1 = if close.top1_agrees { "top-1 ✓" } else { "top-1 ✗" };
+        let more = format!("{words}  KL {:.4} {top1}", close.kl_nats);
+        if text::width(&more) <= width {
+            words = more;
+        }
+    }
+    (fit(&words, width).into_owned(), tone)
+}
+
+fn difference_words(reply: &ReplyDifference) -> (String, Tone) {
+    let margin = reply.margin.map_or_else(String::new, |margin| format!(" (margin {margin:.2})"));
+    match (reply.same_text, reply.first_differing) {
+        (_, Some(index)) => (format!("differs at token {}{margin}", thousands(index)), Tone::Warn),
+        (Some(true), None) => ("same text ✓".to_owned(), Tone::Good),
+        (Some(false), None) => ("another text".to_owned(), Tone::Warn),
+        (None, None) => ("same so far".to_owned(), Tone::Dim),
+    }
+}
+
+/// `kept u 40 %  t 12 %  names 9/12`: shares of the scored window by segment, then identifiers that survive somewhere.
+fn kept_spans(canvas: &Canvas<'_>, cell: Option<&Cell>, width: usize) -> Vec<Span<'static>> {
+    let Some(cell) = cell.filter(|cell| !cell.kept.is_empty()) else { return Vec::new() };
+    let mut spans = vec![canvas.span("kept ", Tone::Dim)];
+    let mut used = 5;
+    for kept in &cell.kept {
+        let share = (kept.kept as f64 * 100.0 / kept.total.max(1) as f64).min(100.0);
+        let words = format!("{} {share:.0}% ", kept.segment.letter());
+        if used + text::width(&words) > width {
+            break;
+        }
+        used += text::width(&words);
+        spans.push(canvas.span(words, Tone::Segment(kept.segment)));
+    }
+    if let Some(survived) = cell.survival {
+        let words = format!("names {}/{}", survived.anywhere, survived.identifiers);
+        if used + text::width(&words) <= width {
+            let lost = survived.anywhere < survived.identifiers;
+            spans.push(canvas.span(words, if lost { Tone::Warn } else { Tone::Good }));
+        }
+    }
+    spans
+}
+
+/// The greatest checkpoint of any lane: all sparklines have one scale.
+fn highest(lanes: &Lanes<'_>) -> u64 {
+    let all = (0..lanes.count()).flat_map(|place| lanes.checkpoints(place));
+    all.flatten().max().unwrap_or(0)
+}
+
+/// The latest values that fit, a column each; `·` where nobody measured.
+fn sparkline(values: &[Option<u64>], highest: u64, room: usize) -> String {
+    let from = values.len().saturating_sub(room);
+    let bar = |value: &Option<u64>| match value {
+        None => "·",
+        Some(value) => {
+            let eighths = u128::from(*value) * 8 / u128::from(highest.max(1));
+            EIGHTHS[eighths.clamp(1, 8) as usize]
+        }
+    };
+    values[from..].iter().map(bar).collect()
+}
+
+/// A line a lane. What does not fit is left out from the end.
+pub(super) fn draw_table(canvas: &mut Canvas<'_>, lanes: &Lanes<'_>, area: Rect) {
+    const HEADERS: [&str; 11] =
+        ["lane", "ckpt", "suffix", "pin", "ttft", "Σ", "scorer", "text", "comp", "owes", "kept"];
+    let rows: Vec<Vec<String>> = (0..lanes.count()).map(|place| table_row(lanes, place)).collect();
+    let widths: Vec<usize> = HEADERS
+        .iter()
+        .enumerate()
+        .map(|(at, header)| {
+            rows.iter().map(|row| text::width(&row[at])).max().unwrap_or(0).max(text::width(header))
+        })
+        .collect();
+    let to_the_right = |at: usize| !matches!(at, 0 | 7 | 10);
+    let mut room = usize::from(area.width).saturating_sub(1);
+    let shown: Vec<usize> = (0..HEADERS.len())
+        .take_while(|at| {
+            let fits = widths[*at] < room;
+            room = room.saturating_sub(widths[*at] + 1);
+            fits
+        })
+        .collect();
+    let line = |canvas: &Canvas<'_>, marker: &'static str, row: &[String], place: Option<usize>| {
+        let mut spans = vec![canvas.span(marker, Tone::Key)];
+        for at in &shown {
+            let tone = match (place, at) {
+                (None, _) => Tone::Dim,
+                (Some(place), 0) => lane_tone(place),
+                (_, 1) => Tone::Checkpoint,
+                (_, 2) => Tone::Suffix,
+                (_, 7) if row[*at].starts_with("differs") => Tone::Warn,
+                _ => Tone::Text,
+            };
+            spans.push(canvas.span(padded(&row[*at], widths[*at], to_the_right(*at)), tone));
+        }
+        Line::from(spans)
+    };
+    let headers = HEADERS.map(str::to_owned);
+    canvas.line(area, 0, &line(canvas, " ", &headers, None));
+    for (place, row) in rows.iter().enumerate() {
+        let marker = if lanes.model.runs.focus() == place { "▸" } else { " " };
+        canvas.line(area, place + 1, &line(canvas, marker, row, Some(place)));
+    }
+}
+
+fn table_row(lanes: &Lanes<'_>, place: usize) -> Vec<String> {
+    let cell = lanes.cell(place);
+    let get = |field: fn(&Cell) -> Option<u64>| count(cell.and_then(field));
+    let dash = || UNKNOWN.to_owned();
+    let share = cell.and_then(|cell| cell.scorer_share);
+    let (state, tone) = state_words(lanes, place);
+    let reply = match tone {
+        Tone::Warn | Tone::Good if !state.is_empty() => state,
+        _ if place == lanes.comparison().base() => "compared".to_owned(),
+        _ => cell.and_then(|cell| cell.reply.as_ref()).map_or_else(dash, |reply| difference_words(reply).0),
+    };
+    let kept = cell.map(|cell| cell.kept.iter().fold((0u64, 0u64), |(kept, total), segment| {
+        (kept.saturating_add(segment.kept), total.saturating_add(segment.total))
+    }));
+    let kept = kept.filter(|(_, total)| *total > 0);
+    vec![
+        lanes.name(place),
+        get(|cell| cell.checkpoint_tokens),
+        get(|cell| cell.uncached_suffix),
+        lanes.pinned(place).map_or_else(dash, |pinned| pinned.to_string()),
+        time(cell.and_then(|cell| median(cell.ttft_s))),
+        time(cell.and_then(|cell| median(cell.ttft_sum_s))),
+        share.map_or_else(dash, |share| format!("{:.0}%", share * 100.0)),
+        reply,
+        get(|cell| cell.computed_tokens),
+        get(|cell| cell.canonical_debt_tokens),
+        kept.map_or_else(dash, |(kept, total)| format!("{:.0}%", kept as f64 * 100.0 / total as f64)),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sparkline_shows_the_latest_and_what_is_unknown() {
+        assert_eq!(sparkline(&[Some(0), Some(50), None, Some(100)], 100, 9), "▁▄·█");
+        assert_eq!(sparkline(&[Some(0), Some(50), None, Some(100)], 100, 2), "·█");
+        assert_eq!(sparkline(&[Some(u64::MAX)], 0, 2), "█");
+        assert_eq!(sparkline(&[], 0, 0), "");
+    }
+
+    #[test]
+    fn a_reply_is_the_same_or_differs_somewhere() {
+        let words = |reply: ReplyDifference| difference_words(&reply).0;
+        let none = ReplyDifference::default();
+        assert_eq!(words(ReplyDifference { same_text: Some(true), ..none }), "same text ✓");
+        let differs = ReplyDifference { first_differing: Some(3), margin: Some(0.04), ..none };
+        assert_eq!(words(differs), "differs at token 3 (margin 0.04)");
+        assert_eq!(words(none), "same so far");
+    }
+}
