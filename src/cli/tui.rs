@@ -66,7 +66,8 @@ impl Options {
     fn run_live(&self, log: LogRing) -> Result<(), Failure> {
         let (session, config) = self.replay.open()?;
         let ui = config.ui.clone();
-        let beside = Beside { config: config.clone(), session: Arc::new(session.clone()), lanes: Rc::default() };
+        let beside =
+            Beside { config: config.clone(), session: Arc::new(session.clone()), lanes: Rc::default() };
         let (channel, events) = ChannelSink::bounded(BACKLOG);
         let (sender, news) = mpsc::channel();
         // The main thread listens before the interface runs, and looks again after it.

@@ -277,7 +277,7 @@ fn sparse_side(config: &Config, text: &TextCodec, scorer: Option<LoadedScorer>) 
 }
 
 fn specprefill_facts(config: &Config, scorer: &str) -> SpecPrefillFacts {
-    let SpecPrefillConfig { enabled, leaves, .. } = config.specprefill;
+    let SpecPrefillConfig { enabled, leaves, tail_tokens, pool, aggregation, .. } = config.specprefill;
     let SparseSettings { keep, threshold, .. } =
         config::resolve(config, None, SparseOverride::default(), SparseOverride::default());
     SpecPrefillFacts {
@@ -286,6 +286,9 @@ fn specprefill_facts(config: &Config, scorer: &str) -> SpecPrefillFacts {
         threshold: threshold.value,
         scorer: scorer.to_owned(),
         leaves: leaves.word().to_owned(),
+        tail_tokens: Some(tail_tokens as u64),
+        pool: Some(pool as u64),
+        aggregation: Some(aggregation),
     }
 }
 

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Nanos;
+use crate::config::Aggregation;
 
 /// Where an effective setting comes from. Later ones win over earlier ones; but `false` wins over everything.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -188,6 +189,15 @@ pub struct SpecPrefillFacts {
     pub scorer: String,
     /// `nothing`, `first_skip`, `next_boundary`.
     pub leaves: String,
+    /// Last tokens of a prompt that are always kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tail_tokens: Option<u64>,
+    /// Width of the average that smooths scores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<u64>,
+    /// How scores become one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub aggregation: Option<Aggregation>,
 }
 
 /// A row of logits. On disk: base64 of little-endian f32.

@@ -50,6 +50,8 @@ pub enum ActionId {
     NextRun,
     /// Open a comparison of the session, or switch between it and the run.
     Compare,
+    /// Explore threshold, keep fraction and the choice of units.
+    Explore,
     /// Sparse prefill on or off.
     SpecPrefill,
     /// Up.
@@ -303,13 +305,24 @@ fn has_other_lanes(model: &Model) -> Result<(), &'static str> {
     }
 }
 
-fn can_set_specprefill(model: &Model) -> Result<(), &'static str> {
+fn can_explore(model: &Model) -> Result<(), &'static str> {
+    let scored = model.ledger().requests().any(|request| request.scored.is_some());
+    let has_scorer = model.ledger().run().is_some_and(|run| run.specprefill.is_some());
+    if scored || has_scorer { Ok(()) } else { Err("no scorer is loaded, and nothing was scored") }
+}
+
+/// Whether sparse prefill can be set by hand.
+pub(super) fn can_set_specprefill(model: &Model) -> Result<(), &'static str> {
     engine_alive(model)?;
     sparse::obstacle(model.ledger())
 }
 
 fn has_other_runs(model: &Model) -> Result<(), &'static str> {
-    if model.runs.are_compared() { Ok(()) } else { Err("nothing is compared; `c` compares dense with sparse") }
+    if model.runs.are_compared() {
+        Ok(())
+    } else {
+        Err("nothing is compared; `c` compares dense with sparse")
+    }
 }
 
 fn can_compare(model: &Model) -> Result<(), &'static str> {
@@ -371,6 +384,9 @@ pub static ACTIONS: &[Action] = &[
     look(ActionId::NextRun, &[ch('.'), ch('>')], "of lanes compared, put the next one in focus")
         .hint("lane")
         .when(has_other_runs),
+    look(ActionId::Explore, &[ch('t')], "what another threshold or keep fraction would have done")
+        .hint("what if")
+        .when(can_explore),
     look(ActionId::View(Pane::Session), &[ch('1')], "session: one row a request"),
     look(ActionId::View(Pane::Checkpoint), &[ch('2')], "checkpoint: where it stands, over the requests"),
     look(ActionId::View(Pane::Request), &[ch('3')], "request: which tokens were lost, and why"),

@@ -10,6 +10,7 @@ pub mod app;
 pub mod ask;
 pub mod cadence;
 pub mod editor;
+pub mod explorer;
 mod faults;
 pub mod input;
 pub mod line;

@@ -8,6 +8,7 @@ use super::action::{self, Action, TEXT_KEYS};
 use super::app::{Model, Overlay};
 use super::ask::Ask;
 use super::editor::Editor;
+use super::explorer;
 use super::line::LineInput;
 use super::text::{self, fit, left, sanitise};
 use super::theme::Tone;
@@ -22,6 +23,11 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, overlay: &Overlay, body: Rec
         Overlay::Editor(editor) => draw_editor(canvas, model, editor, body),
         Overlay::Filter { line } => draw_filter(canvas, model, line, foot),
         Overlay::Ask(ask) => draw_ask(canvas, model, ask, body),
+        Overlay::Explorer(explorer) => {
+            let hint = "arrows turn · Enter sets keep and threshold by hand · 0 as served · Esc leaves";
+            let inner = boxed(canvas, body, 124, 30, "what if", hint);
+            explorer::draw(canvas, model, explorer, inner);
+        }
         Overlay::ConfirmQuit => draw_confirm(canvas, model, body),
     }
 }

@@ -103,7 +103,7 @@ pub(super) fn lines(
 fn sparse_words(model: &Model, checkpoint: u64, admission: &SparseAdmission) -> String {
     let keep = admission.settings.keep.value;
     let gain =
-        model.ledger.break_even().and_then(|both| both.gain(admission.suffix_tokens, checkpoint, keep));
+        model.ledger().break_even().and_then(|both| both.gain(admission.suffix_tokens, checkpoint, keep));
     match gain {
         None => format!("sparse, keep {keep}: – no sparse prefill measured yet"),
         Some(gain) => {

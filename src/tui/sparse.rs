@@ -6,7 +6,7 @@ use super::text::{about, thousands};
 use crate::config::SparseOverride;
 use crate::engine::Command;
 use crate::event::{Effective, Nanos, Scored, ScorerStart, SetBy, SparseSettings, SparseVerdict};
-use crate::ledger::{Ledger, PrefillCurve, RequestFacts};
+use crate::ledger::{Ledger, RequestFacts};
 
 /// What the words about sparse prefill mean, for the help.
 pub static WORDS: &[(&str, &str)] = &[
@@ -57,12 +57,13 @@ pub(super) fn switched_words(ledger: &Ledger) -> String {
     let by_hand = ledger.sparse_by_hand();
     match by_hand.enabled {
         Some(true) if run.is_some_and(|run| run.enabled == Some(false)) => {
-            "SpecPrefill stays off: `specprefill.enabled = false` of the model's settings beats everything".into()
+            "SpecPrefill stays off: `specprefill.enabled = false` of the model's settings beats everything"
+                .into()
         }
         Some(true) => {
-            let against = latest(ledger).map(|settings| &settings.enabled).filter(|enabled| {
-                !enabled.value && matches!(enabled.set_by, SetBy::Request)
-            });
+            let against = latest(ledger)
+                .map(|settings| &settings.enabled)
+                .filter(|enabled| !enabled.value && matches!(enabled.set_by, SetBy::Request));
             match against {
                 Some(enabled) => format!(
                     "SpecPrefill on by hand; a request for which {} says off stays dense: `false` beats everything",
@@ -85,8 +86,10 @@ fn knobs(ledger: &Ledger) -> String {
         .threshold
         .or_else(|| settings.map(|settings| settings.threshold.value))
         .or_else(|| run.map(|run| run.threshold));
-    let keep =
-        by_hand.keep.or_else(|| settings.map(|settings| settings.keep.value)).or_else(|| run.map(|run| run.keep));
+    let keep = by_hand
+        .keep
+        .or_else(|| settings.map(|settings| settings.keep.value))
+        .or_else(|| run.map(|run| run.keep));
     match threshold.zip(keep) {
         Some((threshold, keep)) => {
             format!(": suffixes above {} tokens, keep {}", thousands(threshold), fraction(keep))
@@ -108,7 +111,11 @@ pub(super) fn who(set_by: &SetBy) -> String {
 
 /// `0.20`, and as many digits more as a smaller fraction needs.
 pub(super) fn fraction(value: f64) -> String {
-    if value.is_finite() && value > 0.0 && value < 0.01 { format!("{value:.4}") } else { format!("{value:.2}") }
+    if value.is_finite() && value > 0.0 && value < 0.01 {
+        format!("{value:.4}")
+    } else {
+        format!("{value:.2}")
+    }
 }
 
 /// What the status line says: the settings of `request` or, before it was decided on, those that would hold for it. `None` where no
@@ -169,10 +176,9 @@ pub(super) fn start_words(scored: &Scored, price: Option<f64>) -> (String, bool)
             ),
             true,
         ),
-        ScorerStart::Diverged { shared } => (
-            format!("COLD RESCORE: the window differs after {} tokens{seconds}", thousands(shared)),
-            true,
-        ),
+        ScorerStart::Diverged { shared } => {
+            (format!("COLD RESCORE: the window differs after {} tokens{seconds}", thousands(shared)), true)
+        }
         ScorerStart::Evicted => (format!("COLD RESCORE: its state was evicted{seconds}"), true),
     }
 }
@@ -181,12 +187,6 @@ pub(super) fn start_words(scored: &Scored, price: Option<f64>) -> (String, bool)
 pub(super) fn rescore_price(scored: &Scored) -> Option<f64> {
     let cold = !matches!(scored.start, ScorerStart::First | ScorerStart::Warm);
     (cold && scored.prefill > Nanos(0)).then(|| scored.prefill.seconds())
-}
-
-/// What computing the whole suffix would have cost on the run's own curve, seconds.
-pub(super) fn dense_seconds(curve: Option<PrefillCurve>, request: &RequestFacts) -> Option<f64> {
-    let (from, to) = (request.checkpoint()?, request.prompt_tokens?);
-    curve.map(|curve| curve.seconds(from, to))
 }
 
 #[cfg(test)]

@@ -281,7 +281,9 @@ fn gate_words(model: &Model) -> String {
     if let Some(request) = model.running() {
         let phase = match request.phase {
             Phase::Prefill => match request.progress {
-                Some((done, total)) if total > 0 => format!("prefill {} %", u128::from(done.min(total)) * 100 / u128::from(total)),
+                Some((done, total)) if total > 0 => {
+                    format!("prefill {} %", u128::from(done.min(total)) * 100 / u128::from(total))
+                }
                 _ => "prefill".to_owned(),
             },
             Phase::Score => match request.scoring {

@@ -138,7 +138,7 @@ fn draw_workbench(canvas: &mut Canvas<'_>, model: &Model, body: Rect) {
     let above = body.height - request_height;
     let top_height = if compares {
         above.saturating_sub(24).clamp(9, 16)
-    } else if explains { 
+    } else if explains {
         above.saturating_sub(18).clamp(9, 24)
     } else {
         (above * 13 / 20).clamp(9, 24)

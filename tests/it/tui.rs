@@ -45,7 +45,8 @@ impl Bench {
             target: "escarp::cache".into(),
             text: "evicted block=28".into(),
         });
-        let mut bench = Bench { model: Model::live(Vec::new(), log), wrapped: WrapCache::default(), theme: ANSI };
+        let mut bench =
+            Bench { model: Model::live(Vec::new(), log), wrapped: WrapCache::default(), theme: ANSI };
         bench.feed(events);
         bench
     }
@@ -426,7 +427,7 @@ fn where_nobody_counts_memory_there_is_no_gauge() {
 fn the_help_explains_the_words_of_the_gauge() {
     let mut bench = sample();
     bench.press('?');
-    let text = bench.text(160, 100);
+    let text = bench.text(160, 140);
     for words in ["buffer cache ", "limit ", "prefill chunks shrink to stay below it"] {
         assert!(text.contains(words), "{words} is missing in {text}");
     }

@@ -25,7 +25,7 @@ fn sparse_words(run: &RunFacts) -> String {
     match &run.specprefill {
         None => "no scorer".to_owned(),
         Some(SpecPrefillFacts { enabled: Some(false), .. }) => "sparse prefill off".to_owned(),
-        Some(SpecPrefillFacts { enabled, keep, threshold, scorer, leaves }) => format!(
+        Some(SpecPrefillFacts { enabled, keep, threshold, scorer, leaves, .. }) => format!(
             "sparse prefill {} over {} tokens, keep {keep}, scorer {scorer}, leaves {leaves}",
             if enabled.is_some() { "on" } else { "where a request asks for it" },
             thousands(*threshold),

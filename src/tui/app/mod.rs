@@ -9,6 +9,7 @@ use crossterm::event::{KeyEvent, KeyEventKind, MouseEvent};
 use super::action::{self, Action, ActionId};
 use super::ask::Ask;
 use super::editor::Editor;
+use super::explorer::Explorer;
 use super::faults;
 use super::line::LineInput;
 use super::log::LogRing;
@@ -22,10 +23,12 @@ use crate::ledger::{Ledger, RequestFacts};
 use crate::report::settings_line;
 pub use movement::visible_requests;
 use movement::{
-    cycle_focus, focus, on_mouse, open, page, show_lane, sideways, step, switch_lane, switch_run, to_first, to_last,
+    cycle_focus, focus, on_mouse, open, page, show_lane, sideways, step, switch_lane, switch_run, to_first,
+    to_last,
 };
 use typing::{
-    ask_for_cost, on_ask_key, on_confirm_key, on_editor_key, on_filter_key, on_help_key, on_palette_key,
+    ask_for_cost, on_ask_key, on_confirm_key, on_editor_key, on_explorer_key, on_filter_key, on_help_key,
+    on_palette_key,
 };
 pub use ui::{Layout, Overlay, Page, Pane, Scroll, Toast, Ui};
 
@@ -136,7 +139,8 @@ impl Model {
 
     /// Whether `request`, of the run in focus, runs now.
     pub fn runs_now(&self, request: &RequestFacts) -> bool {
-        self.running_in().is_some_and(|(place, running)| place == self.runs.focus() && running.id == request.id)
+        self.running_in()
+            .is_some_and(|(place, running)| place == self.runs.focus() && running.id == request.id)
     }
 
     fn show_recording(&mut self) {
@@ -225,6 +229,11 @@ fn on_event(model: &mut Model, place: usize, event: &Event) {
         Body::BreakpointsSet { conditions } => {
             model.toast(format!("pauses at {}", conditions.join(", ")));
         }
+        Body::Rescored(rescored) => {
+            if let Some(Overlay::Explorer(explorer)) = &mut model.ui.overlay {
+                explorer.answered(rescored);
+            }
+        }
         Body::Previewed(preview) => {
             if let Some(Overlay::Editor(editor)) = &mut model.ui.overlay {
                 editor.cost.answered(preview);
@@ -277,6 +286,7 @@ fn on_key(model: &mut Model, key: KeyEvent) -> Vec<Effect> {
             Vec::new()
         }
         Overlay::Ask(ask) => on_ask_key(model, key, ask),
+        Overlay::Explorer(explorer) => on_explorer_key(model, key, explorer),
         Overlay::ConfirmQuit => on_confirm_key(model, key),
     }
 }
@@ -333,6 +343,10 @@ pub fn perform(model: &mut Model, action: &Action) -> Vec<Effect> {
         ActionId::NextLane => switch_lane(model, 1),
         ActionId::PreviousRun => switch_run(model, -1),
         ActionId::NextRun => switch_run(model, 1),
+        ActionId::Explore => {
+            let explorer = Explorer::new(model.ledger(), model.selected());
+            model.ui.overlay = Some(Overlay::Explorer(Box::new(explorer)));
+        }
         ActionId::Compare => return vec![Effect::Compare],
         ActionId::SpecPrefill => return sparse::toggle(model),
         ActionId::View(pane) => focus(model, pane),

@@ -6,7 +6,8 @@ use super::{Effect, Model, Overlay, interrupt, perform, send_fault};
 use crate::engine::Command;
 use crate::tui::action::{self, ActionId};
 use crate::tui::ask::Ask;
-use crate::tui::editor::{Editor, Outcome};
+use crate::tui::editor::{self, Editor};
+use crate::tui::explorer::{Explorer, Outcome};
 use crate::tui::line::{LineInput, LineKey};
 
 pub(super) fn on_help_key(model: &mut Model, key: KeyEvent, top: usize) -> Vec<Effect> {
@@ -52,21 +53,21 @@ pub(super) fn on_palette_key(
 
 pub(super) fn on_editor_key(model: &mut Model, key: KeyEvent, mut editor: Box<Editor>) -> Vec<Effect> {
     match editor.key(key) {
-        Outcome::Left => Vec::new(),
-        Outcome::Editing => {
+        editor::Outcome::Left => Vec::new(),
+        editor::Outcome::Editing => {
             model.ui.overlay = Some(Overlay::Editor(editor));
             Vec::new()
         }
-        Outcome::Changed => {
+        editor::Outcome::Changed => {
             model.ui.overlay = Some(Overlay::Editor(editor));
             vec![Effect::AwaitTypingPause]
         }
-        Outcome::Empty => {
+        editor::Outcome::Empty => {
             model.ui.overlay = Some(Overlay::Editor(editor));
             model.warn("nothing to submit: the text is empty");
             Vec::new()
         }
-        Outcome::Submitted(command) => {
+        editor::Outcome::Submitted(command) => {
             model.ui.awaiting_fork = matches!(command, Command::Fork { .. });
             model.ui.selection = None;
             model.toast(if model.ui.awaiting_fork { "forking" } else { "turn injected" });
@@ -105,6 +106,27 @@ pub(super) fn on_ask_key(model: &mut Model, key: KeyEvent, mut ask: Box<Ask>) ->
     }
     model.ui.overlay = Some(Overlay::Ask(ask));
     Vec::new()
+}
+
+pub(super) fn on_explorer_key(model: &mut Model, key: KeyEvent, mut explorer: Box<Explorer>) -> Vec<Effect> {
+    let mut effects = Vec::new();
+    match explorer.key(key, model.ledger().sparse_by_hand()) {
+        Outcome::Left => return effects,
+        Outcome::Stays => {}
+        Outcome::Ask if model.recording.is_some() || model.source_closed => {
+            model.warn("other scores need the attention, which only a running engine keeps");
+        }
+        Outcome::Ask => {
+            model.ui.ticket += 1;
+            effects.push(Effect::Send(explorer.question(model.ui.ticket)));
+        }
+        Outcome::Set(command) => match action::can_set_specprefill(model) {
+            Ok(()) => effects.push(Effect::Send(command)),
+            Err(why) => model.warn(why),
+        },
+    }
+    model.ui.overlay = Some(Overlay::Explorer(explorer));
+    effects
 }
 
 pub(super) fn on_filter_key(model: &mut Model, key: KeyEvent, mut line: LineInput) {

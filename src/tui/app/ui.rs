@@ -5,6 +5,7 @@ use ratatui::layout::Rect;
 use crate::event::{LaneId, RequestId};
 use crate::tui::ask::Ask;
 use crate::tui::editor::Editor;
+use crate::tui::explorer::Explorer;
 use crate::tui::line::LineInput;
 
 /// A pane.
@@ -79,7 +80,10 @@ impl Pane {
 
     /// Whether it shares the workbench's lowest place with other panes.
     pub fn is_lower(self) -> bool {
-        matches!(self, Pane::Transcript | Pane::Events | Pane::Log | Pane::Divergence | Pane::Debt | Pane::Compare)
+        matches!(
+            self,
+            Pane::Transcript | Pane::Events | Pane::Log | Pane::Divergence | Pane::Debt | Pane::Compare
+        )
     }
 
     /// Whether Up and Down choose a request in it, rather than scroll.
@@ -161,6 +165,8 @@ pub enum Overlay {
     },
     /// A question that is answered on one line.
     Ask(Box<Ask>),
+    /// What another threshold or another choice of units would have made of a request.
+    Explorer(Box<Explorer>),
     /// Quit although a request runs?
     ConfirmQuit,
 }

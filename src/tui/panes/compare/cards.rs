@@ -25,7 +25,9 @@ pub(super) fn draw_cards(canvas: &mut Canvas<'_>, lanes: &Lanes<'_>, area: Rect)
         let width = if place + 1 == count { usize::from(area.width) - x } else { width - 1 };
         let card = Rect { x: area.x + x as u16, width: width as u16, ..area };
         draw_head(canvas, lanes, place, card);
-        for (row, line) in card_lines(canvas, lanes, place, width.saturating_sub(1), highest).iter().enumerate() {
+        for (row, line) in
+            card_lines(canvas, lanes, place, width.saturating_sub(1), highest).iter().enumerate()
+        {
             canvas.line(Rect { x: card.x + 1, width: card.width.saturating_sub(1), ..card }, row + 1, line);
         }
         if place > 0 {
@@ -45,7 +47,9 @@ fn draw_head(canvas: &mut Canvas<'_>, lanes: &Lanes<'_>, place: usize, card: Rec
     let route = lanes.cell(place).and_then(|cell| cell.route).unwrap_or("");
     let head = Line::from(vec![
         canvas.span(marker, Tone::Key),
-        canvas.span(name, if focused { Tone::Strong } else { Tone::Text }).patch_style(canvas.style(lane_tone(place))),
+        canvas
+            .span(name, if focused { Tone::Strong } else { Tone::Text })
+            .patch_style(canvas.style(lane_tone(place))),
         canvas.span(format!("  {route}  "), Tone::Dim),
         canvas.span(state.0, state.1),
     ]);
@@ -261,9 +265,11 @@ fn table_row(lanes: &Lanes<'_>, place: usize) -> Vec<String> {
         _ if place == lanes.comparison().base() => "compared".to_owned(),
         _ => cell.and_then(|cell| cell.reply.as_ref()).map_or_else(dash, |reply| difference_words(reply).0),
     };
-    let kept = cell.map(|cell| cell.kept.iter().fold((0u64, 0u64), |(kept, total), segment| {
-        (kept.saturating_add(segment.kept), total.saturating_add(segment.total))
-    }));
+    let kept = cell.map(|cell| {
+        cell.kept.iter().fold((0u64, 0u64), |(kept, total), segment| {
+            (kept.saturating_add(segment.kept), total.saturating_add(segment.total))
+        })
+    });
     let kept = kept.filter(|(_, total)| *total > 0);
     vec![
         lanes.name(place),

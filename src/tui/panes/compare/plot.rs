@@ -158,8 +158,13 @@ fn draw_crossings(
             let words = format!("{words}: {}", lanes.name(*place));
             // It stands at the top, where the sums of these turns leave room, else at the bottom.
             let room = usize::from(chart.area.width).saturating_sub(x);
-            let x = if width(&words) > room { usize::from(chart.area.width).saturating_sub(width(&words)) } else { x };
-            let row = usize::from(at * 2 >= lanes.turns.len()) * usize::from(chart.area.height).saturating_sub(1);
+            let x = if width(&words) > room {
+                usize::from(chart.area.width).saturating_sub(width(&words))
+            } else {
+                x
+            };
+            let row =
+                usize::from(at * 2 >= lanes.turns.len()) * usize::from(chart.area.height).saturating_sub(1);
             let free = (x..x + width(&words)).all(|x| is_free(canvas, chart, x, row));
             if free {
                 let tone = if now > 0.0 { Tone::Good } else { Tone::Warn };
