@@ -259,8 +259,9 @@ impl Conductor {
 
     fn bury(&mut self, place: usize) {
         let Some(lane) = self.lanes.get_mut(place) else { return };
+        // That it has ended may have been told before, and all have stopped for it.
+        self.stop |= lane.is_live();
         lane.standing = Standing::Gone;
-        self.stop = true;
         if let Some(engine) = lane.engine.take() {
             engine.join();
         }
@@ -291,8 +292,8 @@ impl Conductor {
                 }
                 Body::BreakpointHit { .. } => self.stop = true,
                 Body::EngineFailed { .. } | Body::RunEnded => {
+                    self.stop |= lane.is_live();
                     lane.standing = Standing::Gone;
-                    self.stop = true;
                 }
                 _ => {}
             }

@@ -10,6 +10,8 @@ mod lockstep;
 mod reply;
 mod row;
 mod spread;
+#[cfg(test)]
+mod tests;
 mod turn;
 mod verdict;
 
