@@ -387,8 +387,12 @@ impl Device for Mlx {
         let indices: Vec<u32> = indices.iter().map(|index| *index as u32).collect();
         let indices = Array::from_slice(&indices, &[int(indices.len())]);
         let rows = int(indices.size());
-        let taken =
-            qkv.heads(shape).and_then(|heads| heads.queries.take_axis(indices, 0)?.reshape(&[rows, -1]));
+        let taken = qkv.heads(shape).and_then(|heads| {
+            let taken = heads.queries.take_axis(indices, 0)?.reshape(&[rows, -1])?;
+            // What is still to be computed would keep the queries of all rows, layer upon layer.
+            self.ahead(hidden::rows(&heads.queries) as usize, &[&taken])?;
+            Ok(taken)
+        });
         self.hidden("a selection of queries", taken)
     }
 

@@ -11,6 +11,7 @@
 //! With `sim.snapshot_bytes` above zero the pseudo-model is a hybrid: the running state is read from a slot and written to
 //! a slot (`slots`), and pages only have to agree with it.
 
+mod scoring;
 mod slots;
 
 use crate::config::SimConfig;
@@ -19,6 +20,7 @@ use crate::device::{
     StateFlow,
 };
 use crate::event::{Identity, Nanos};
+use scoring::{QUERY_COLUMNS, drawn_from_key, drawn_from_query, pseudo_weights, query_of};
 use slots::Slots;
 
 /// Digest of a context: the state of its last position.
@@ -185,38 +187,6 @@ fn advance(state: Digest, token: u32, place: usize, position: u32) -> Digest {
         hasher.update(&position.to_le_bytes());
     }
     *hasher.finalize().as_bytes()
-}
-
-/// Columns of a query: the state's bytes in pairs, each a number that f32 holds exactly.
-const QUERY_COLUMNS: usize = size_of::<Digest>() / 2;
-
-fn query_of(state: Digest) -> impl Iterator<Item = f32> {
-    (0..QUERY_COLUMNS).map(move |i| f32::from(u16::from_le_bytes([state[2 * i], state[2 * i + 1]])))
-}
-
-/// A 64-bit number of a query, and of a key.
-fn drawn_from_query(query: &[f32]) -> u64 {
-    let bytes: Vec<u8> = query.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect();
-    drawn_from_key(*blake3::hash(&bytes).as_bytes())
-}
-
-fn drawn_from_key(state: Digest) -> u64 {
-    u64::from_le_bytes(*state.first_chunk().unwrap_or(&[0; 8]))
-}
-
-/// What a query makes of keys: a softmax over scores in `[0, 8)`, each drawn from the two.
-fn pseudo_weights(query: u64, keys: &[u64]) -> impl Iterator<Item = f32> {
-    let score = move |key: &u64| {
-        let mut mixed = query ^ key.rotate_left(32);
-        for _ in 0..2 {
-            mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            mixed ^= mixed >> 27;
-        }
-        (mixed >> 40) as f64 / f64::from(1 << 21)
-    };
-    let weights: Vec<f64> = keys.iter().map(|key| libm::exp(score(key) - 8.0)).collect();
-    let total: f64 = weights.iter().sum();
-    weights.into_iter().map(move |weight| (weight / total) as f32)
 }
 
 /// Logits in [0, 8), drawn from the state.
@@ -429,5 +399,123 @@ mod tests {
         };
         assert!(sim.forward(&[span(&[PageId(0)])]).is_err());
         assert!(sim.forward(&[span(&[PageId(0), PageId(1)])]).is_err());
+    }
+
+    /// Runs chunks of tokens at positions, in one page; gives the queries of the last two tokens and what they make of the first keys.
+    fn scored(sim: &mut Sim, tokens: &[u32], positions: Option<&[u32]>, cuts: &[usize]) -> KeyWeights {
+        sim.reserve(4, 0).unwrap();
+        let pages = [PageId(2), PageId(0), PageId(3)];
+        let mut queries = Queries::default();
+        let mut start = 0;
+        for end in cuts {
+            let span = Span {
+                pages: &pages,
+                start,
+                tokens: &tokens[start..*end],
+                positions: positions.map(|positions| &positions[start..*end]),
+                capture: end.saturating_sub(start.max(tokens.len() - 2)),
+                state: None,
+                logits: LogitRows::None,
+            };
+            queries.append(sim.forward(&[span]).unwrap().queries);
+            start = *end;
+        }
+        sim.key_weights(&pages, 3..30, &queries).unwrap()
+    }
+
+    #[test]
+    fn weights_hang_on_content_alone() {
+        let tokens: Vec<u32> = (0..40).collect();
+        let sim = || Sim::new(&SimConfig::default(), 16);
+        let whole = scored(&mut sim(), &tokens, None, &[40]);
+        assert_eq!((whole.tokens, whole.layers, whole.heads, whole.window), (2, 1, 1, 27));
+        for row in whole.weights.chunks_exact(27) {
+            assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-5);
+        }
+        assert_ne!(whole.weights[..27], whole.weights[27..], "each query has its own");
+        for cuts in [&[7, 8, 39, 40][..], &[16, 38, 40]] {
+            assert_eq!(scored(&mut sim(), &tokens, None, cuts).weights, whole.weights, "{cuts:?}");
+        }
+        let mut other = tokens.clone();
+        other[20] = 99;
+        assert_ne!(scored(&mut sim(), &other, None, &[40]).weights, whole.weights);
+        assert_ne!(
+            scored(&mut Sim::scorer(&SimConfig::default(), 16), &tokens, None, &[40]).weights,
+            whole.weights
+        );
+    }
+
+    #[test]
+    fn a_gap_is_told_from_none_and_a_place_said_is_a_place() {
+        let tokens: Vec<u32> = (0..40).collect();
+        let places: Vec<u32> = (0..40).collect();
+        let digests = |positions: Option<&[u32]>, cuts: &[usize]| {
+            let mut sim = Sim::new(&SimConfig::default(), 16);
+            scored(&mut sim, &tokens, positions, cuts);
+            [(2, 16), (0, 16), (3, 8)].map(|(page, tokens)| sim.page_digest(PageId(page), tokens))
+        };
+        let dense = digests(None, &[40]);
+        assert_eq!(digests(Some(&places), &[40]), dense);
+        let gap: Vec<u32> = (0..20).chain(30..50).collect();
+        let sparse = digests(Some(&gap), &[40]);
+        assert_eq!(sparse[0], dense[0], "before the gap nothing differs");
+        assert!(sparse[1] != dense[1] && sparse[2] != dense[2]);
+        assert_eq!(digests(Some(&gap), &[20, 21, 40]), sparse);
+        let wider: Vec<u32> = (0..20).chain(31..51).collect();
+        assert_ne!(digests(Some(&wider), &[40])[1], sparse[1]);
+    }
+
+    #[test]
+    fn a_sparse_span_costs_by_what_was_computed_before_it() {
+        let mut sim = Sim::new(&SimConfig::default(), 64);
+        sim.reserve(64, 0).unwrap();
+        let pages: Vec<PageId> = (0..64).map(PageId).collect();
+        let tokens = [7; 64];
+        let far: Vec<u32> = (60_000..60_064).collect();
+        let mut cost = |positions| {
+            let span = Span {
+                pages: &pages,
+                start: 640,
+                tokens: &tokens,
+                positions,
+                capture: 0,
+                state: None,
+                logits: LogitRows::None,
+            };
+            sim.forward(&[span]).unwrap().compute
+        };
+        assert_eq!(cost(Some(&far[..])), cost(None));
+    }
+
+    #[test]
+    fn a_scorer_costs_what_its_keys_say_and_first_layers_their_share() {
+        let config = SimConfig { snapshot_bytes: 4_800, ..SimConfig::default() };
+        let seconds = |sim: &mut Sim, tokens: usize| {
+            sim.reserve(400, 1).unwrap();
+            let pages: Vec<PageId> = (0..400).map(PageId).collect();
+            let tokens = vec![1; tokens];
+            let span = Span {
+                pages: &pages,
+                start: 0,
+                tokens: &tokens,
+                positions: None,
+                capture: 0,
+                state: Some(StateFlow { from: None, to: SlotId(0), revocable: false }),
+                logits: LogitRows::None,
+            };
+            sim.forward(&[span]).unwrap().compute.seconds()
+        };
+        let mut scorer = Sim::scorer(&config, 64);
+        assert!((seconds(&mut scorer, 24_954) - 3.6).abs() < 0.01);
+        assert_eq!((scorer.facts.page_bytes, scorer.facts.slot_bytes), (64 * 12 * 1024, 4_800));
+        let whole = seconds(&mut Sim::new(&config, 64), 1_000) - 0.0005;
+        let mut part = Sim::first_layers(&config, 64, 8).unwrap();
+        assert!(((seconds(&mut part, 1_000) - 0.0005) / whole - 0.125).abs() < 1e-6);
+        assert_eq!((part.facts.attention_layers, part.facts.recurrent_layers), (2, 6));
+        assert_eq!((part.facts.page_bytes, part.facts.slot_bytes), (64 * 8 * 1024, 600));
+        assert!(Sim::first_layers(&config, 64, 3).unwrap_err().contains("no attention layer"));
+        assert!(Sim::first_layers(&config, 64, 65).unwrap_err().contains("has 64 layers"));
+        let plain = SimConfig::default();
+        assert_eq!(Sim::first_layers(&plain, 64, 4).unwrap().facts.attention_layers, 4);
     }
 }

@@ -54,3 +54,46 @@ fn shown(token: &[u8]) -> String {
     let text: String = String::from_utf8_lossy(token).chars().take(SHOWN).collect();
     format!("`{}`", text.escape_debug())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// The bundled model's tokenizer with a change.
+    fn changed(change: impl FnOnce(&mut serde_json::Value)) -> TextCodec {
+        let text =
+            std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/models/scarp/tokenizer.json"));
+        let mut json: serde_json::Value = serde_json::from_slice(&text.unwrap()).unwrap();
+        change(&mut json);
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
+        TextCodec::from_folder(folder.path(), 6_144).unwrap()
+    }
+
+    #[test]
+    fn tokenizers_are_compared_by_what_they_do() {
+        let scarp = TextCodec::from_folder(Path::new("scarp"), 6_144).unwrap();
+        let talus = TextCodec::from_folder(Path::new("talus"), 6_144).unwrap();
+        assert_eq!(scarp.differs_from(&talus), None);
+        // Other bytes of the file and another template are no difference.
+        assert_eq!(scarp.differs_from(&changed(|_| ())), None);
+
+        let merges = changed(|json| json["model"]["merges"].as_array_mut().unwrap()[20..].reverse());
+        let told = scarp.differs_from(&merges).unwrap();
+        assert!(told.contains("into other tokens"), "{told}");
+        let swapped = changed(|json| {
+            let vocabulary = json["model"]["vocab"].as_object_mut().unwrap();
+            let [a, b] = ["a", "b"].map(|token| vocabulary[token].clone());
+            vocabulary.extend([("a".to_owned(), b), ("b".to_owned(), a)]);
+        });
+        let told = scarp.differs_from(&swapped).unwrap();
+        assert!(told.contains("is `a` to the one and `b` to the other"), "{told}");
+
+        let bytes = TextCodec::bytes_only(6_144);
+        assert!(scarp.differs_from(&bytes).unwrap().contains("has a tokenizer"));
+        assert_eq!(bytes.differs_from(&TextCodec::bytes_only(320)), None);
+        assert!(TextCodec::synthetic(8).differs_from(&TextCodec::synthetic(9)).is_some());
+    }
+}

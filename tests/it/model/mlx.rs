@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use escarp::config::{Config, DeviceSetting, PrecisionSetting};
-use escarp::device::Executor;
+use escarp::config::{Config, DeviceSetting, Precision, PrecisionSetting};
+use escarp::device::{Executor, KeyWeights};
 use escarp::model::load;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::bits::{FOLDERS, PAGE, Trace, run, run_beside, run_drafted, run_restored, sample};
 use super::fixture;
 use super::parity::{agree_by_every_route, worst};
+use super::sparse::{self, Track};
 
 /// What routes may differ by, in deviations of the logits: the bar that parity is held to.
 const TOLERANCE: f64 = 2e-3;
@@ -81,6 +82,49 @@ fn chunks_neighbours_restores_and_rejected_drafts_stay_within_the_tolerance() {
             assert!(distance < TOLERANCE, "{folder}, {route}: {distance} deviations");
         }
     }
+}
+
+#[test]
+fn skipped_tokens_and_captured_queries_stay_within_the_tolerance() {
+    for folder in sparse::FOLDERS {
+        let mut executor = executor(folder);
+        sparse::keeps_everything(&mut *executor, folder);
+        sparse::cuts_and_decodes(&mut *executor, folder);
+        sparse::captures(&mut *executor, folder);
+    }
+}
+
+#[test]
+fn weights_of_keys_are_those_of_the_cpu_device() {
+    let tokens = sample(200);
+    for folder in sparse::FOLDERS {
+        let mut devices = [executor(folder), sparse::executor(&fixture(folder), Precision::F32)];
+        let [on_mlx, on_cpu] = devices.each_mut().map(|executor| {
+            // Apart from each other, so that keys lie in many runs.
+            let mut track = Track::spread(3);
+            let queries = track.run(&mut **executor, &tokens, None, 4).queries;
+            (executor.key_weights(&track.pages, 70..190, &queries).unwrap(), queries)
+        });
+        let shape = |given: &KeyWeights| (given.tokens, given.layers, given.heads, given.window);
+        assert_eq!(shape(&on_mlx.0), shape(&on_cpu.0), "{folder}");
+        assert_eq!((on_mlx.1.layers, on_mlx.1.heads), (on_cpu.1.layers, on_cpu.1.heads), "{folder}");
+        let distance = from_reference(&on_mlx.0.weights, &on_cpu.0.weights);
+        println!("{folder}: weights {distance:.1e} deviations");
+        assert!(distance < TOLERANCE, "{folder}: {distance} deviations");
+    }
+}
+
+#[test]
+fn the_bundled_draft_scores_on_mlx_too() {
+    let mut config = Config::default();
+    config.model.path = Some("scarp".into());
+    config.model.device = DeviceSetting::Mlx;
+    let loaded = load(&config).unwrap();
+    let scorer = loaded.scorer.unwrap();
+    assert_eq!(
+        (scorer.name.as_str(), scorer.decodes, scorer.executor.facts().device),
+        ("talus", true, "mlx")
+    );
 }
 
 #[test]

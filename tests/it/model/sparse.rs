@@ -17,7 +17,8 @@ use super::{config, fixture};
 /// Attention alone, with norms of heads, recurrent layers, three heads over one, five layers of experts.
 pub(super) const FOLDERS: [&str; 5] = ["llama", "qwen3-q4", "qwen3.5-q4", "odd-hybrid", "odd-moe"];
 
-fn executor(path: &Path, precision: Precision) -> Box<dyn Executor> {
+/// On the `cpu` device.
+pub(super) fn executor(path: &Path, precision: Precision) -> Box<dyn Executor> {
     let mut config = config(path, precision);
     config.cache.block_tokens = PAGE;
     config.specprefill.enabled = Some(false);
@@ -28,7 +29,7 @@ fn executor(path: &Path, precision: Precision) -> Box<dyn Executor> {
 
 /// One sequence.
 pub(super) struct Track {
-    pages: Vec<PageId>,
+    pub(super) pages: Vec<PageId>,
     /// Tokens computed.
     places: usize,
     slot: SlotId,
@@ -37,6 +38,11 @@ pub(super) struct Track {
 impl Track {
     pub(super) fn new(first_page: u32, slot: u32) -> Track {
         Track { pages: (first_page..first_page + 10).map(PageId).collect(), places: 0, slot: SlotId(slot) }
+    }
+
+    /// On every `apart`th page.
+    pub(super) fn spread(apart: u32) -> Track {
+        Track { pages: (0..10).map(|n| PageId(n * apart)).collect(), places: 0, slot: SlotId(0) }
     }
 
     fn span<'a>(
@@ -271,7 +277,7 @@ fn captured_queries_on_stored_keys_are_softmax_weights() {
         for precision in [Precision::Int8, Precision::F32] {
             let mut executor = executor(&path, precision);
             let (kv_heads, head_dim) = heads_of(&path);
-            let mut track = Track::new(3, 0);
+            let mut track = Track::spread(3);
             let tokens = sample(200);
             let queries = track.run(&mut *executor, &tokens, None, 5).queries;
             let keys = stored_keys(&*executor, &track, kv_heads, head_dim);
