@@ -323,8 +323,7 @@ impl TextCodec {
     }
 
     fn piece_tokens(&self, text: &str) -> Result<Arc<[PieceToken]>, TextError> {
-        let key = *blake3::hash(text.as_bytes()).as_bytes();
-        if let Some(tokens) = self.cache().get(&key) {
+        if let Some(tokens) = self.remembered_piece(text) {
             return Ok(tokens);
         }
         let mut ids = Vec::new();
@@ -336,8 +335,12 @@ impl TextCodec {
             PieceToken { id, bytes: bytes.len() as u32 }
         });
         let tokens: Arc<[PieceToken]> = tokens.collect();
-        self.cache().insert(key, Arc::clone(&tokens));
+        self.cache().insert(piece_key(text), Arc::clone(&tokens));
         Ok(tokens)
+    }
+
+    fn remembered_piece(&self, text: &str) -> Option<Arc<[PieceToken]>> {
+        self.cache().get(&piece_key(text))
     }
 
     fn cache(&self) -> std::sync::MutexGuard<'_, PieceCache> {
@@ -357,6 +360,10 @@ enum Piece {
 struct PieceToken {
     id: u32,
     bytes: u32,
+}
+
+fn piece_key(text: &str) -> [u8; 32] {
+    *blake3::hash(text.as_bytes()).as_bytes()
 }
 
 /// Tokens of pieces seen lately, in two generations: when the young one is full it becomes the old one, and what is then not asked

@@ -63,7 +63,13 @@ impl TextCodec {
         for piece in self.cut(&prompt) {
             match piece {
                 Piece::Special { id, .. } => tokens.push(id),
-                Piece::Text(range) => self.vocabulary.recognise(&prompt.text[range], &mut tokens)?,
+                Piece::Text(range) => {
+                    let text = &prompt.text[range];
+                    match self.remembered_piece(text) {
+                        Some(known) => tokens.extend(known.iter().map(|token| token.id)),
+                        None => self.vocabulary.recognise(text, &mut tokens)?,
+                    }
+                }
             }
         }
         Ok(tokens)

@@ -62,6 +62,7 @@ fn position(index: usize) -> u32 {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "lists of one range are meant")]
 mod tests {
     use proptest::prelude::*;
 

@@ -71,6 +71,7 @@ fn quota(keep: f64, units: usize) -> usize {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "lists of one range are meant")]
 mod tests {
     use proptest::prelude::*;
 
