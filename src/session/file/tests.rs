@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::config::SparseOverride;
+use crate::config::{Config, SparseOverride};
 use crate::decode::SamplingOverride;
 use crate::event::Nanos;
 use crate::session::{Message, RequestOverrides, RequestSpec, Rewrite, Role, Setting, ToolCall};
@@ -365,6 +365,25 @@ fn what_a_request_says_of_sparse_prefill_is_read_as_far_as_it_says_it() {
     assert_eq!(overrides.transport.as_deref(), Some("long-context"));
     let says = SparseOverride { enabled: None, keep: Some(0.25), threshold: Some(0) };
     assert_eq!(overrides.specprefill, says);
+}
+
+#[test]
+fn a_transport_that_the_configuration_does_not_have_is_told_with_those_it_has() {
+    let session = |head: &str, request: &str| {
+        let head = HEAD.replace('}', &format!("{head}}}"));
+        let r1 =
+            format!(r#"{{"request":{{"name":"r1","append":[{{"role":"user","content":"x"}}]{request}}}}}"#);
+        parse_lines(&[&head, &r1]).unwrap()
+    };
+    let told =
+        |session: Session| session.check_transports("s", &Config::default()).map_err(|e| e.to_string());
+    assert_eq!(told(session("", "")), Ok(()));
+    assert_eq!(told(session(r#","transport":"agent""#, r#","transport":"long-context""#)), Ok(()));
+    let unknown =
+        "s: unknown transport `mcp`; the transports are agent, long-context; a section [policy.mcp] adds it";
+    assert_eq!(told(session(r#","transport":"mcp""#, "")), Err(unknown.into()));
+    let alike = "s: request `r1`: unknown transport `agents`; did you mean `agent`?";
+    assert_eq!(told(session("", r#","transport":"agents""#)), Err(alike.into()));
 }
 
 #[test]
