@@ -8,6 +8,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use clap::ValueHint;
 use serde::Serialize;
 use signal_hook::consts::SIGINT;
+use tokio::sync::mpsc::unbounded_channel;
 
 use super::faults::Timed;
 use super::launch::LaneRuns;
@@ -15,7 +16,7 @@ use super::options::ReplayOptions;
 use super::output::Output;
 use super::progress::Progress;
 use super::report::{self, command_line};
-use super::{Example, Failure, examples};
+use super::{Example, Failure, examples, logging};
 use crate::compare::{Comparison, Disagreement, LaneSpec, Lockstep, News, Verdict, lanes};
 use crate::config::Config;
 use crate::engine::Command;
@@ -25,6 +26,8 @@ use crate::report::{
     compare_table, cut_line, lane_lines, notes, printable, run_line, settings_line, thousands, verdict_lines,
 };
 use crate::session::Session;
+use crate::tui::log::RingLayer;
+use crate::tui::{self, ExitReason, Source, TuiError, TuiOptions, terminal};
 
 pub(super) const EXAMPLES: &[Example] = &[
     ("escarp compare --session append-heavy", "dense and sparse, step by step, with a verdict"),
@@ -61,6 +64,9 @@ pub(super) struct Options {
     /// Print one JSON object a request and lane, then one a verdict
     #[arg(long)]
     json: bool,
+    /// Step the lanes in the interface instead of running them to the end
+    #[arg(long, conflicts_with_all = ["json", "repeat", "report", "faults"])]
+    tui: bool,
     /// Write a report to FILE (Markdown), with charts (SVG) beside it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     report: Option<PathBuf>,
@@ -82,6 +88,9 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
             "`--repeat` starts every run from nothing, and `cache.dir` keeps state between runs; leave one of them out",
         ));
     }
+    if options.tui {
+        return show(options, session, configs);
+    }
     options.replay.model.start_log()?;
     let mut race = Race::new(options, specs, session, configs)?;
     for repeat in 0..options.repeat as usize {
@@ -90,6 +99,78 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         }
     }
     race.conclude()
+}
+
+/// Opens the interface on the lanes, each standing before its first turn.
+fn show(options: &Options, session: Session, configs: Vec<(String, Config)>) -> Result<(), Failure> {
+    // Found out before models are loaded for nothing.
+    if let Some(obstacle) = terminal::obstacle(std::env::var("TERM").ok().as_deref()) {
+        return Err(TuiError::NoTerminal(obstacle).into());
+    }
+    let (layer, log) = RingLayer::new();
+    let log_file = options.replay.model.log.clone();
+    logging::start(log_file.as_deref(), Some(Box::new(layer)))?;
+    let ui = configs.first().map(|(_, config)| config.ui.clone()).unwrap_or_default();
+    let names: Vec<String> = configs.iter().map(|(name, _)| name.clone()).collect();
+    let (to_screen, news) = unbounded_channel();
+    let (sender, starts) = mpsc::channel();
+    // The main thread listens before the interface runs, and looks again after it; the interface may be gone before the lanes are.
+    let sink = move |told: News| {
+        if let News::Event { lane, event } = &told {
+            match &event.body {
+                Body::RunStarted(_) => drop(sender.send(Ok(*lane))),
+                Body::EngineFailed { message } => drop(sender.send(Err((*lane, message.clone())))),
+                _ => {}
+            }
+        }
+        drop(to_screen.send(told));
+    };
+    let record = options.replay.record.as_deref();
+    let runs = LaneRuns::start(configs, &Arc::new(session), record, 0, sink)?;
+    let failed = |(lane, message): (usize, String)| format!("lane {}: {message}", names[lane]);
+    // A model that cannot be loaded is reported like any other bad input, not on a screen that then goes away.
+    if let Err(failure) = await_starts(&starts, names.len()) {
+        runs.finish(false)?;
+        return Err(Failure::Input(failed(failure)));
+    }
+    let conditions = options.replay.breakpoints.clone();
+    if !conditions.is_empty() {
+        runs.lockstep.send(Command::Break { conditions });
+    }
+    let send = Box::new(|command| runs.lockstep.send(command));
+    let source = Source::Lanes { names: names.clone(), send, news };
+    let shown = tui::run(TuiOptions { ui, log, log_file, provoke: None }, source);
+    runs.finish(true)?;
+    match shown? {
+        ExitReason::Signal(number) => return Err(Failure::Signal(number)),
+        ExitReason::Quit => {}
+    }
+    match starts.try_iter().find_map(Result::err) {
+        Some(failure) => Err(Failure::Run(failed(failure))),
+        None => Ok(()),
+    }
+}
+
+/// Waits until every lane's engine is ready, or one cannot be: then its place, and why.
+fn await_starts(
+    starts: &Receiver<Result<usize, (usize, String)>>,
+    lanes: usize,
+) -> Result<(), (usize, String)> {
+    let mut progress = Progress::new();
+    let mut started = 0;
+    while started < lanes {
+        match starts.recv_timeout(Progress::PACE) {
+            Ok(start) => {
+                start?;
+                started += 1;
+            }
+            Err(RecvTimeoutError::Timeout) => progress.show(|| "loading the models".to_owned()),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err((started, "the engine ended before it was ready".to_owned()));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// How a run of all lanes ended.

@@ -3,6 +3,7 @@
 
 mod cli;
 mod cliff;
+mod compare;
 mod config;
 mod identity;
 mod model;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::{bytes, counted, or_dash, printable, seconds, thousands};
-use crate::compare::{Comparison, SegmentKept, Survived, Turn};
+use crate::compare::{Comparison, SegmentKept, Spread, Survived, Turn};
 use crate::event::{RunFacts, Segment, SpecPrefillFacts};
 use crate::ledger::Ledger;
 
@@ -23,8 +23,7 @@ pub fn lane_lines(comparison: &Comparison) -> Vec<String> {
 
 fn sparse_words(run: &RunFacts) -> String {
     match &run.specprefill {
-        None => "no scorer".to_owned(),
-        Some(SpecPrefillFacts { enabled: Some(false), .. }) => "sparse prefill off".to_owned(),
+        None | Some(SpecPrefillFacts { enabled: Some(false), .. }) => "dense prefill".to_owned(),
         Some(SpecPrefillFacts { enabled, keep, threshold, scorer, leaves, .. }) => format!(
             "sparse prefill {} over {} tokens, keep {keep}, scorer {scorer}, leaves {leaves}",
             if enabled.is_some() { "on" } else { "where a request asks for it" },
@@ -139,9 +138,8 @@ fn reply_line(comparison: &Comparison, lane: usize, turns: &[Turn]) -> Option<St
     let close: Vec<_> = replies.iter().filter_map(|reply| reply.closeness).collect();
     if !close.is_empty() {
         let agree = close.iter().filter(|close| close.top1_agrees).count();
-        let mut divergences: Vec<f64> = close.iter().map(|close| close.kl_nats).collect();
-        divergences.sort_by(f64::total_cmp);
-        let (middle, worst) = (divergences[divergences.len() / 2], divergences[divergences.len() - 1]);
+        let divergence = Spread::of(close.iter().map(|close| Some(close.kl_nats)));
+        let (middle, worst) = divergence.map_or((0.0, 0.0), |spread| (spread.median, spread.max));
         text += &format!(
             "; first token alike in {agree} of {}, KL median {middle:.3}, greatest {worst:.3} nats",
             close.len()
@@ -184,7 +182,10 @@ fn basis_line(comparison: &Comparison) -> String {
         "times are measured, one lane at a time"
     };
     match comparison.repeats() {
-        0 | 1 => format!("{basis}; one run, so no spread is known"),
+        0 | 1 if comparison.is_simulated() => format!("{basis}; one run"),
+        0 | 1 => format!(
+            "{basis}; one run, so no spread is known, and whoever computes first warms the machine up"
+        ),
         repeats => format!("{basis}; medians of {repeats} repeats"),
     }
 }
