@@ -273,10 +273,8 @@ impl Conductor {
                 Body::LaneOpened { .. } => {
                     lane.open.insert(event.lane.unwrap_or_default());
                 }
-                Body::GateChanged { gate: Gate::Running, .. } => {
-                    if lane.is_live() {
-                        lane.standing = Standing::Running;
-                    }
+                Body::GateChanged { gate: Gate::Running, .. } if lane.is_live() => {
+                    lane.standing = Standing::Running;
                 }
                 Body::GateChanged { gate, .. } => {
                     lane.forking = false;

@@ -1,8 +1,10 @@
 //! The charts of a comparison.
 
+use std::collections::BTreeMap;
+
 use super::super::svg::{Anchor, Svg, lane_class, ticks};
 use super::super::{seconds, thousands};
-use crate::compare::{Cell, Comparison, Turn, kept_ranges};
+use crate::compare::{Cell, Comparison, Turn, Verdict, kept_ranges};
 use crate::event::Scored;
 
 /// A chart: what its file is called after the report's name, its text alternative, its SVG.
@@ -158,20 +160,14 @@ fn times(comparison: &Comparison, turns: &[Turn]) -> Chart {
     let scale = Scale::new(HEAD + 8.0, HEIGHT, max);
     scale.draw(&mut svg, "seconds", |value| format!("{value}"));
     let floor = scale.y(0.0);
-    for verdict in &verdicts {
-        let until = verdict.led_until.filter(|until| Some(*until) != verdict.last);
-        let index = until.and_then(|until| turns.iter().position(|turn| turn.place == until));
-        let Some(index) = index else { continue };
+    for (index, names) in leads_end(&verdicts, turns) {
         let (x, width) = column(index, turns.len());
         let x = x + width / 2.0;
+        // The words stand where there is room for them.
+        let (anchor, beside) = if x > LEFT + PLOT * 0.7 { (Anchor::End, -5.0) } else { (Anchor::Start, 5.0) };
         svg.line((x, scale.top), (x, floor), "axis");
-        svg.text(
-            x + 5.0,
-            scale.top + 12.0,
-            Anchor::Start,
-            "faint",
-            &format!("{} led until here", verdict.lane),
-        );
+        let words = format!("{} led until here", names.join(", "));
+        svg.text(x + beside, scale.top + 12.0, anchor, "faint", &words);
     }
     for (slot, lane) in lanes.enumerate() {
         let points: Vec<(f64, f64)> = turns
@@ -192,6 +188,18 @@ fn times(comparison: &Comparison, turns: &[Turn]) -> Chart {
     }
     draw_requests(&mut svg, turns, floor);
     Chart { name: "ttft".to_owned(), alternative, svg: svg.finish() }
+}
+
+/// After which request lanes lost their lead, by its place among the turns; not those that lead to the end.
+fn leads_end<'a>(verdicts: &'a [Verdict], turns: &[Turn]) -> BTreeMap<usize, Vec<&'a str>> {
+    let mut ends: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
+    for verdict in verdicts {
+        let until = verdict.led_until.filter(|until| Some(*until) != verdict.last);
+        if let Some(index) = until.and_then(|until| turns.iter().position(|turn| turn.place == until)) {
+            ends.entry(index).or_default().push(&verdict.lane);
+        }
+    }
+    ends
 }
 
 /// Shades of kept tokens, so that a row is a few hundred rectangles and not one a range.
