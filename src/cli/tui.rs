@@ -8,15 +8,14 @@ use std::sync::{Arc, mpsc};
 use clap::ValueHint;
 use tokio::sync::mpsc::unbounded_channel;
 
-use super::launch::Run;
+use super::launch::{LaneRuns, Run};
 use super::options::ReplayOptions;
 use super::progress::Progress;
 use super::{Example, Failure, examples, logging};
-use crate::compare::{LaneSetup, LaneSpec, Lockstep, News};
+use crate::compare::{LaneSpec, News};
 use crate::config::{Config, UiConfig};
-use crate::engine::{Command, Setup};
+use crate::engine::Command;
 use crate::event::{Body, ChannelSink, Event, Fanout, record};
-use crate::model;
 use crate::session::Session;
 use crate::tui::log::{LogRing, RingLayer};
 use crate::tui::{self, ExitReason, OpenLanes, Provoke, Send, Source, TuiError, TuiOptions, terminal};
@@ -89,7 +88,7 @@ impl Options {
         let send = Box::new(|command| run.engine.send(command));
         let compare = Some(beside.opener());
         let shown = self.show(ui, log, Source::Live { send, events, compare });
-        beside.finish();
+        beside.finish()?;
         run.finish(true)?;
         shown?;
         match news.try_iter().find_map(Result::err) {
@@ -112,43 +111,38 @@ impl Options {
 struct Beside {
     config: Config,
     session: Arc<Session>,
-    lanes: Rc<RefCell<Option<Rc<Lockstep>>>>,
+    lanes: Rc<RefCell<Option<Rc<LaneRuns>>>>,
 }
 
 impl Beside {
     /// Starts the session in two lanes, dense and sparse, each with an engine of its own.
     fn opener<'a>(&self) -> OpenLanes<'a> {
-        let (config, session, kept) = (self.config.clone(), self.session.clone(), self.lanes.clone());
+        let (config, session, kept) =
+            (self.config.clone(), Arc::clone(&self.session), Rc::clone(&self.lanes));
         Box::new(move || {
-            let lane = |spec: LaneSpec| {
+            let lanes = [LaneSpec::dense(), LaneSpec::sparse()].map(|spec| {
                 let mut config = spec.finish(config.clone());
                 config.specprefill.enabled = Some(!spec.is_dense());
-                let for_load = config.clone();
-                let setup = Setup {
-                    config,
-                    session: session.clone(),
-                    load: Box::new(move || model::load(&for_load)),
-                    sink: Box::new(Fanout::new()),
-                };
-                LaneSetup { name: spec.name, setup }
-            };
+                (spec.name, config)
+            });
             let (sender, news) = unbounded_channel();
             // The interface may be gone, and then nobody misses what is told.
-            let sink = move |news: News| drop(sender.send(news));
-            let lanes = Lockstep::start(vec![lane(LaneSpec::dense()), lane(LaneSpec::sparse())], 0, sink)
-                .map_err(|error| error.to_string())?;
-            let lanes = Rc::new(lanes);
-            *kept.borrow_mut() = Some(lanes.clone());
-            let names = lanes.names().to_vec();
-            Ok((names, Box::new(move |command| lanes.send(command)) as Send<'a>, news))
+            let sink = move |told: News| drop(sender.send(told));
+            let lanes = LaneRuns::start(lanes.into(), &session, None, 0, sink);
+            let lanes = Rc::new(lanes.map_err(|failure| match failure {
+                Failure::Input(message) | Failure::Run(message) => message,
+                Failure::OutputClosed | Failure::Signal(_) => "interrupted".to_owned(),
+            })?);
+            *kept.borrow_mut() = Some(Rc::clone(&lanes));
+            let names = lanes.lockstep.names().to_vec();
+            Ok((names, Box::new(move |command| lanes.lockstep.send(command)) as Send<'a>, news))
         })
     }
 
     /// Ends the lanes, and waits for them: their caches are closed in order.
-    fn finish(self) {
-        if let Some(lanes) = self.lanes.borrow_mut().take().and_then(Rc::into_inner) {
-            lanes.finish();
-        }
+    fn finish(self) -> Result<(), Failure> {
+        let lanes = self.lanes.borrow_mut().take().and_then(Rc::into_inner);
+        lanes.map_or(Ok(()), |lanes| lanes.finish(true))
     }
 }
 

@@ -31,7 +31,13 @@ pub fn title_note(model: &Model, pane: Pane, room: usize) -> String {
             }
             None => String::new(),
         },
-        Pane::Transcript => format!("lane {}", model.ui.lane.label()),
+        Pane::Transcript => {
+            let scored = model.selected().filter(|request| request.scored.is_some());
+            let kept = scored.map_or_else(String::new, |request| {
+                format!(" · █ kept ▒ partly · dropped at turn {}, lines approx.", request.turn)
+            });
+            fit(&format!("lane {}{kept}", model.ui.lane.label()), room).into_owned()
+        }
         Pane::Events => format!("{} folded", thousands(model.ledger().events())),
         Pane::Log => memory_note(model, room),
         Pane::Divergence => match model.selected() {

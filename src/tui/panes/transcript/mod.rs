@@ -3,17 +3,21 @@
 //! Wrapped lines are kept between frames and only the visible ones are touched, so a long transcript scrolls as fast as a
 //! short one; of a growing reply, only what follows its last line feed is wrapped again.
 
+mod kept;
+
 use std::collections::HashMap;
 
 use ratatui::layout::Rect;
 use ratatui::text::Line;
 
+use super::request::Kept;
 use crate::event::{Phase, RequestId, Segment};
 use crate::ledger::RequestFacts;
 use crate::tui::app::{Model, Page, Pane};
 use crate::tui::text::{self, count, sanitise, wrap_line};
 use crate::tui::theme::Tone;
 use crate::tui::view::Canvas;
+use kept::KeptTexts;
 
 /// Columns of the role markers.
 const GUTTER: usize = 7;
@@ -142,6 +146,8 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     let history = model.history();
     let stretches = stretches(canvas.wrapped, &history, &filter);
     let lines: usize = stretches.iter().map(|s| s.lines).sum();
+    let live = model.ledger().run().is_some_and(|run| run.replay_mode == "live");
+    let kept = model.selected().and_then(|request| KeptTexts::of(request, &history, live));
     let progress = history.last().and_then(|r| super::request::prefill_words(model, r, columns.min(40)));
     let height = usize::from(area.height).saturating_sub(usize::from(progress.is_some()));
     let top = Page::top_for(lines, height, model.ui.scroll[Pane::Transcript.index()]);
@@ -154,7 +160,7 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
         };
         canvas.put(area, 1, 0, words, Tone::Dim);
     }
-    draw_window(canvas, area, &stretches, top, height);
+    draw_window(canvas, area, &stretches, kept.as_ref(), top, height);
     if let Some(words) = progress {
         canvas.put(area, GUTTER, height, &words, Tone::Good);
     }
@@ -183,7 +189,14 @@ fn stretches<'a>(cache: &mut WrapCache, history: &[&'a RequestFacts], filter: &s
     out
 }
 
-fn draw_window(canvas: &mut Canvas<'_>, area: Rect, stretches: &[Stretch<'_>], top: usize, height: usize) {
+fn draw_window(
+    canvas: &mut Canvas<'_>,
+    area: Rect,
+    stretches: &[Stretch<'_>],
+    kept: Option<&KeptTexts<'_>>,
+    top: usize,
+    height: usize,
+) {
     let mut first = 0;
     for stretch in stretches {
         if matches!(stretch.kind, Kind::Turn) {
@@ -191,13 +204,20 @@ fn draw_window(canvas: &mut Canvas<'_>, area: Rect, stretches: &[Stretch<'_>], t
         }
         let end = first + stretch.lines;
         for line in first.max(top)..end.min(top + height) {
-            draw_line(canvas, area, line - top, stretch, line - first);
+            draw_line(canvas, area, line - top, stretch, kept, line - first);
         }
         first = end;
     }
 }
 
-fn draw_line(canvas: &mut Canvas<'_>, area: Rect, row: usize, stretch: &Stretch<'_>, index: usize) {
+fn draw_line(
+    canvas: &mut Canvas<'_>,
+    area: Rect,
+    row: usize,
+    stretch: &Stretch<'_>,
+    kept: Option<&KeptTexts<'_>>,
+    index: usize,
+) {
     let request = stretch.request;
     let (part, segment) = match stretch.kind {
         Kind::Turn => {
@@ -210,16 +230,29 @@ fn draw_line(canvas: &mut Canvas<'_>, area: Rect, row: usize, stretch: &Stretch<
         }
         Kind::Text(part, segment) => (part, segment),
     };
-    let marker = if index == 0 { role_word(part, segment) } else { "" };
+    let text = (request.id, part);
+    let became = kept.and_then(|kept| kept.line(text, index, stretch.lines));
+    let share = kept.filter(|_| index == 1).and_then(|kept| kept.percent(text));
+    let marker = match (index, share) {
+        (0, _) => role_word(part, segment).to_owned(),
+        (_, Some(share)) => text::right(&format!("{share}%"), GUTTER - 2),
+        _ => String::new(),
+    };
     let writing = part == Part::Reply && request.phase == Phase::Decode && index + 1 == stretch.lines;
     let tone = match segment {
+        _ if became == Some(Kept::Dropped) => Tone::Dim,
+        _ if matches!(became, Some(Kept::Whole | Kept::Partly)) => Tone::Text,
         Segment::System | Segment::ToolSchema | Segment::Glue => Tone::Dim,
         _ => Tone::Text,
     };
+    let (rail, rail_tone) = match became {
+        None | Some(Kept::Densely) => (if index == 0 { " " } else { "│" }, Tone::Segment(segment)),
+        Some(became) => became.look(),
+    };
     let line = canvas.wrapped.line((request.id, part), index).to_owned();
     let mut spans = vec![
-        canvas.span(text::left(marker, GUTTER - 1), Tone::Segment(segment)),
-        canvas.span(if index == 0 { " " } else { "│" }, Tone::Segment(segment)),
+        canvas.span(text::left(&marker, GUTTER - 1), Tone::Segment(segment)),
+        canvas.span(rail, rail_tone),
         canvas.span(line, tone),
     ];
     if writing {
