@@ -25,7 +25,7 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, overlay: &Overlay, body: Rec
         Overlay::Ask(ask) => draw_ask(canvas, model, ask, body),
         Overlay::Explorer(explorer) => {
             let hint = "arrows turn · Enter sets keep and threshold by hand · 0 as served · Esc leaves";
-            let inner = boxed(canvas, body, 124, 30, "what if", hint);
+            let inner = boxed(canvas, body, 124, 25, "what if", hint);
             explorer::draw(canvas, model, explorer, inner);
         }
         Overlay::ConfirmQuit => draw_confirm(canvas, model, body),

@@ -118,31 +118,42 @@ pub(super) fn fraction(value: f64) -> String {
     }
 }
 
-/// What the status line says: the settings of `request` or, before it was decided on, those that would hold for it. `None` where no
-/// scorer is loaded.
-pub(super) fn status_words(ledger: &Ledger, request: Option<&RequestFacts>) -> Option<String> {
+/// What the status line says: the settings of `request` or, before it was decided on, those that would hold for it; in as many words as
+/// `room` has columns for. `None` where no scorer is loaded, or no words fit.
+pub(super) fn status_words(ledger: &Ledger, request: Option<&RequestFacts>, room: usize) -> Option<String> {
+    let (on, by, threshold, keep) = in_effect(ledger, request)?;
+    let by = by.map_or_else(String::new, |by| format!(" ({by})"));
+    let (threshold, keep) = (thousands(threshold), fraction(keep));
+    let forms = if on {
+        vec![
+            format!("sparse >{threshold} keep {keep}{by}"),
+            format!("sparse >{threshold}"),
+            "sparse on".into(),
+        ]
+    } else {
+        vec![format!("sparse off{by}"), "sparse off".into()]
+    };
+    forms.into_iter().find(|words| super::text::width(words) <= room)
+}
+
+/// Whether it is on, who said so, threshold and keep fraction.
+fn in_effect(ledger: &Ledger, request: Option<&RequestFacts>) -> Option<(bool, Option<String>, u64, f64)> {
     let run = ledger.run()?.specprefill.as_ref()?;
     if let Some(settings) = request.and_then(|request| Some(&request.admission.as_ref()?.settings)) {
         let by = &settings.enabled.set_by;
-        let by = if *by == SetBy::Default { String::new() } else { format!(" ({})", who(by)) };
-        return Some(if settings.enabled.value {
-            let (threshold, keep) = (thousands(settings.threshold.value), fraction(settings.keep.value));
-            format!("sparse >{threshold} keep {keep}{by}")
-        } else {
-            format!("sparse off{by}")
-        });
+        let by = (*by != SetBy::Default).then(|| who(by));
+        return Some((settings.enabled.value, by, settings.threshold.value, settings.keep.value));
     }
     let by_hand = ledger.sparse_by_hand();
-    let on = match (run.enabled, by_hand.enabled) {
-        (Some(false), _) => return Some("sparse off (model)".to_owned()),
-        (_, Some(true)) => " (by hand)",
-        (_, Some(false)) => return Some("sparse off (by hand)".to_owned()),
-        (Some(true), None) => " (model)",
-        (None, None) => return Some("sparse off".to_owned()),
-    };
     let threshold = by_hand.threshold.unwrap_or(run.threshold);
     let keep = by_hand.keep.unwrap_or(run.keep);
-    Some(format!("sparse >{} keep {}{on}", thousands(threshold), fraction(keep)))
+    let (on, by) = match (run.enabled, by_hand.enabled) {
+        (Some(false), _) => (false, Some(SetBy::Model)),
+        (_, Some(by_hand)) => (by_hand, Some(SetBy::Hand)),
+        (Some(true), None) => (true, Some(SetBy::Model)),
+        (None, None) => (false, None),
+    };
+    Some((on, by.as_ref().map(who), threshold, keep))
 }
 
 /// What admission decided, in words.

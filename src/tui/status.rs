@@ -88,6 +88,9 @@ pub fn nothing_yet(model: &Model) -> &'static str {
     }
 }
 
+/// Columns that the names of session and model keep whatever else there is to say.
+const NAMES_AT_LEAST: usize = 24;
+
 /// Session, model and precision, device and what it promises, mode; names are shortened before any of it is left out.
 fn run_words(model: &Model, room: usize) -> String {
     let mut lane = match model.runs.name(model.runs.focus()) {
@@ -99,9 +102,11 @@ fn run_words(model: &Model, room: usize) -> String {
     }
     let Some(run) = model.ledger().run() else { return format!("starting{lane}") };
     let precision = if run.precision == "none" { String::new() } else { format!(" {}", run.precision) };
-    let sparse = sparse::status_words(model.ledger(), model.selected());
-    let sparse = sparse.map_or_else(String::new, |words| format!(" · {words}"));
-    let rest = format!("{precision} · {} {} · {}{sparse}", run.device, run.identity.word(), run.replay_mode);
+    let rest = format!("{precision} · {} {} · {}", run.device, run.identity.word(), run.replay_mode);
+    let for_sparse =
+        room.saturating_sub(text::width(&rest) + text::width(&lane) + 3).saturating_sub(NAMES_AT_LEAST);
+    let sparse = sparse::status_words(model.ledger(), model.selected(), for_sparse.saturating_sub(3));
+    let rest = sparse.map_or_else(|| rest.clone(), |words| format!("{rest} · {words}"));
     let (session, name) = (text::sanitise(&run.session), text::sanitise(&run.model));
     let for_names = room.saturating_sub(text::width(&rest) + text::width(&lane) + 3);
     let for_name = for_names.saturating_sub(text::width(&session)).max(for_names / 3);
@@ -278,7 +283,7 @@ fn gate_words(model: &Model) -> String {
     }
     let lane = model.ledger().lane(model.ui.lane);
     let turns = lane.map_or(0, |l| l.turns);
-    if let Some(request) = model.running() {
+    if let Some((place, request)) = model.running_in() {
         let phase = match request.phase {
             Phase::Prefill => match request.progress {
                 Some((done, total)) if total > 0 => {
@@ -305,7 +310,12 @@ fn gate_words(model: &Model) -> String {
         } else {
             format!("LANE {} TURN {}", request.lane.label(), request.turn)
         };
-        return format!("{held} {turn}: {phase}");
+        let run = if place == model.runs.focus() {
+            String::new()
+        } else {
+            format!("{} ", text::sanitise(model.runs.name(place)).to_uppercase())
+        };
+        return format!("{held} {run}{turn}: {phase}");
     }
     match (model.runs.gate(), lane.and_then(|l| l.next_turn)) {
         (None, _) => "LOADING".to_owned(),

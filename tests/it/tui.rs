@@ -1,10 +1,12 @@
 //! The interface without a terminal: frames here, keys and the loop in their own modules.
 
 mod cache;
+mod compare;
 mod driving;
 mod keys;
 mod published;
 mod sample;
+mod sparse;
 
 use std::fmt::Write as _;
 

@@ -41,7 +41,7 @@ pub(in crate::tui) fn draw(canvas: &mut Canvas<'_>, model: &Model, explorer: &Ex
     }
     if let Some(request) = request {
         row = draw_choice(canvas, explorer, request, choice.as_ref(), area, row);
-        if let Some(words) = cost_words(explorer, request, choice.as_ref(), break_even.as_ref()) {
+        if let Some(words) = cost_words(request, choice.as_ref(), break_even.as_ref()) {
             canvas.put(area, 0, row, &left("predicted", NAMES), Tone::Dim);
             let room = usize::from(area.width).saturating_sub(NAMES);
             canvas.put(area, NAMES, row, &fit(&words, room), Tone::Strong);
@@ -212,7 +212,6 @@ fn kept_in_column(scored: &Scored, column: usize, columns: usize) -> Kept {
 
 /// What the choice would take, and the whole suffix densely.
 fn cost_words(
-    explorer: &Explorer,
     request: &RequestFacts,
     choice: Option<&Choice>,
     break_even: Option<&BreakEven>,
@@ -228,9 +227,8 @@ fn cost_words(
         seconds if seconds >= 0.0 => format!("sooner by {}", bare(seconds)),
         seconds => format!("LATER by {}", bare(-seconds)),
     };
-    let keep = fraction(explorer.knobs.keep);
     Some(format!(
-        "keep {keep}: sparse {} = scorer {} + target {}; dense {}; {sooner} ({})",
+        "sparse {} = scorer {} + target {}; dense {}; {sooner} ({})",
         about(sparse),
         bare(gain.scorer.seconds),
         bare(gain.kept.seconds),
@@ -322,7 +320,7 @@ fn crossover_line(canvas: &Canvas<'_>, break_even: &BreakEven, depth: u64, keep:
     };
     let legend: [Span<'static>; 2] = [
         canvas.span(words, Tone::Strong),
-        canvas.span("   ▲ sparse ▼ dense sooner, + - the same unmeasured, [ ] here", Tone::Dim),
+        canvas.span("   ▲ sparse ▼ dense, + - unmeasured, [ ] here", Tone::Dim),
     ];
     Line::from(legend.to_vec())
 }

@@ -181,7 +181,7 @@ fn kept_spans(canvas: &Canvas<'_>, cell: Option<&Cell>, width: usize) -> Vec<Spa
         used += text::width(&words);
         spans.push(canvas.span(words, Tone::Segment(kept.segment)));
     }
-    if let Some(survived) = cell.survival {
+    if let Some(survived) = cell.survival.filter(|survived| survived.identifiers > 0) {
         let words = format!("names {}/{}", survived.anywhere, survived.identifiers);
         if used + text::width(&words) <= width {
             let lost = survived.anywhere < survived.identifiers;
