@@ -89,7 +89,7 @@ pub fn nothing_yet(model: &Model) -> &'static str {
 }
 
 /// Columns that the names of session and model keep whatever else there is to say.
-const NAMES_AT_LEAST: usize = 24;
+const NAMES_AT_LEAST: usize = 18;
 
 /// Session, model and precision, device and what it promises, mode; names are shortened before any of it is left out.
 fn run_words(model: &Model, room: usize) -> String {

@@ -228,7 +228,7 @@ fn cost_words(
         seconds => format!("LATER by {}", bare(-seconds)),
     };
     Some(format!(
-        "sparse {} = scorer {} + target {}; dense {}; {sooner} ({})",
+        "{sooner}: sparse {} (scorer {} + target {}), dense {} ({})",
         about(sparse),
         bare(gain.scorer.seconds),
         bare(gain.kept.seconds),

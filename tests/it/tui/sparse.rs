@@ -245,14 +245,14 @@ fn the_explorer_moves_keep_and_threshold_and_asks_for_other_scores() {
     let mut bench = sparse(ScorerStart::First);
     bench.press('t');
     let text = bench.text(160, 48);
-    assert!(text.contains("predicted   sparse ≈"), "{text}");
+    assert!(text.contains("predicted   sooner by ") && text.contains(": sparse ≈ "), "{text}");
     for _ in 0..30 {
         bench.key(KeyCode::Right);
     }
     let text = bench.text(160, 48);
     assert!(text.contains("100.0%") && text.contains("keep 1.00"), "all is kept: {text}");
     bench.key(KeyCode::Down);
-    for _ in 0..3 {
+    for _ in 0..4 {
         assert_eq!(bench.key(KeyCode::Right), []);
     }
     let text = bench.text(160, 48);

@@ -151,7 +151,12 @@ fn draw_nothing(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
 /// The verdict on every lane, as lines.
 fn verdict_lines(lanes: &Lanes<'_>, area: Rect) -> Vec<(String, Tone)> {
     let columns = usize::from(area.width).saturating_sub(1).max(2);
-    let most = if area.height >= 16 { 3 } else { 2 };
+    let most = match area.height {
+        // Of several verdicts in little room, each keeps its beginning.
+        ..22 if lanes.count() > 2 => 1,
+        ..16 => 2,
+        _ => 3,
+    };
     let mut out = Vec::new();
     let verdicts = lanes.comparison().verdicts();
     for verdict in verdicts {
