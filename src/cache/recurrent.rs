@@ -70,7 +70,10 @@ impl RecurrentState {
 
     /// Has nothing captured behind `position` from here on.
     pub fn capture_up_to(&mut self, position: usize) {
-        self.boundaries.within.1 = self.boundaries.within.1.min(position);
+        let Boundaries { within, prompt_tokens, .. } = &mut self.boundaries;
+        within.1 = within.1.min(position);
+        // The last boundary of the prompt is then the last one up to there.
+        *prompt_tokens = (*prompt_tokens).min(position.saturating_add(1));
     }
 
     /// Where the prefill chunk that starts at `position` must end at the latest.

@@ -274,9 +274,14 @@ fn read_file(path: &Path, known: &[String]) -> Result<Vec<Override>, ConfigError
                 _ => {
                     let value =
                         section.split('.').try_fold(&values, |table, part| table.get(part)?.as_table());
-                    if let Some(value) = value.and_then(|table| table.get(&**name.get_ref())) {
-                        let origin = at_line(Some(start));
-                        settings.push((start, Override { origin, key, value: value.clone() }));
+                    let origin = at_line(Some(start));
+                    match value.and_then(|table| table.get(&**name.get_ref())) {
+                        Some(value) => settings.push((start, Override { origin, key, value: value.clone() })),
+                        None => {
+                            let problem = format!("`{section}` has a dot within a name");
+                            let remedy = "a transport's name has letters, digits, `-` and `_`".to_owned();
+                            return Err(ConfigError { origin, problem, remedy });
+                        }
                     }
                 }
             }
@@ -510,6 +515,9 @@ mod tests {
         assert_eq!(config.policy.get("agent"), says(Some(false), Some(0.5), None));
         assert_eq!(config.policy.get("mine"), says(Some(true), None, Some(9)));
         assert_eq!(config.policy.get("other"), says(None, None, Some(7)));
+        let dotted = self::file("[policy.\"a.b\"]\nkeep = 0.5\n");
+        let refused = load(Some(dotted.path()), &[]).unwrap_err().to_string();
+        assert!(refused.contains("a.b") && refused.contains("letters"), "{refused}");
         let empty = Override::new("--x", "policy.new", Table::new());
         assert_eq!(load(None, &[empty]).unwrap().policy.get("new"), says(None, None, None));
         assert_eq!(load(None, &[]).unwrap().policy.get("new"), None);

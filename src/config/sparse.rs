@@ -36,6 +36,9 @@ pub struct SpecPrefillConfig {
     pub seed: u64,
     /// What a sparse request leaves for the ones after it.
     pub leaves: SparseLeaves,
+    /// Upper bound of the scorer's own state in RAM, bytes; `"1GiB"` in a file. It is not part of `cache.ram_bytes`.
+    #[serde(deserialize_with = "super::bytes::deserialize")]
+    pub ram_bytes: u64,
 }
 
 impl SpecPrefillConfig {
@@ -65,6 +68,7 @@ impl Default for SpecPrefillConfig {
             scorer: ScorerChoice::Draft,
             seed: 0,
             leaves: SparseLeaves::Nothing,
+            ram_bytes: 1 << 30,
         }
     }
 }

@@ -187,8 +187,8 @@ impl<'a> Host<'a> {
                 let SparseOverride { enabled, keep, threshold } = by_hand;
                 self.emit(self.active, Body::SpecPrefillSet { enabled, keep, threshold });
             }
-            Command::Rescore { ticket, knobs } => {
-                let rescored = self.scheduler.rescore(ticket, knobs);
+            Command::Rescore { ticket, request, knobs } => {
+                let rescored = self.scheduler.rescore(ticket, request, knobs);
                 self.emit(self.active, Body::Rescored(Box::new(rescored)));
             }
             Command::EvictAll => {
@@ -400,11 +400,7 @@ impl<'a> Host<'a> {
             .or(turn.overrides.max_output_tokens)
             .unwrap_or(self.config.replay.max_output_tokens);
         let predecessor = lane.predecessor(&turn);
-        let protected_tokens = match self.scheduler.has_scorer() {
-            // A conversation that cannot be rendered does not run at all.
-            true => self.text.protected_prefix(&turn.conversation, &rendered.tokens).unwrap_or(0),
-            false => 0,
-        };
+        let measured = self.scheduler.has_scorer().then(|| self.protected_tokens(&turn, &rendered));
         Submission {
             lane: id,
             turn: turn.number,
@@ -420,8 +416,19 @@ impl<'a> Host<'a> {
             use_cache: turn.overrides.cache.unwrap_or(self.config.cache.enabled),
             specprefill: turn.overrides.specprefill,
             transport: turn.overrides.transport,
-            protected_tokens,
+            protected_tokens: measured.unwrap_or(0),
             predecessor,
+        }
+    }
+
+    /// Tokens of the prompt's protected prefix. Where it cannot be measured, all of them: then nothing can be dropped that must not be.
+    fn protected_tokens(&self, turn: &Turn, rendered: &Rendered) -> usize {
+        match self.text.protected_prefix(&turn.conversation, &rendered.tokens) {
+            Ok(tokens) => tokens,
+            Err(error) => {
+                tracing::warn!(%error, "the protected prefix cannot be measured: the suffix is computed densely");
+                rendered.tokens.len()
+            }
         }
     }
 

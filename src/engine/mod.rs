@@ -18,7 +18,7 @@ use std::thread::JoinHandle;
 use crate::cache::budget::{Budget, DeviceLimits};
 use crate::cache::tier::{Layers, StateBytes, Tier, TierError};
 use crate::cache::{Cache, chain};
-use crate::config::{self, Aggregation, CacheConfig, ClockKind, Config, SparseOverride, SpecPrefillConfig};
+use crate::config::{self, Aggregation, ClockKind, Config, SparseOverride, SpecPrefillConfig};
 use crate::device::ExecutorFacts;
 use crate::event::{
     Body, Identity, LaneId, RequestId, RunFacts, SessionSetting, Sink, SparseSettings, SpecPrefillFacts,
@@ -101,6 +101,8 @@ pub enum Command {
     Rescore {
         /// A number that the answer carries.
         ticket: u64,
+        /// The request whose scoring is meant; the attention of the latest scoring only is kept.
+        request: RequestId,
         /// With which knobs.
         knobs: Rescore,
     },
@@ -132,6 +134,18 @@ pub struct Rescore {
     pub tail_tokens: usize,
     /// How scores become one.
     pub aggregation: Aggregation,
+}
+
+impl Rescore {
+    /// Refuses what a configuration would refuse.
+    fn check(&self) -> Result<(), &'static str> {
+        match () {
+            () if !(self.keep > 0.0 && self.keep <= 1.0) => Err("keep is a fraction above 0, up to 1"),
+            () if self.pool.is_multiple_of(2) || self.pool > 1023 => Err("pool is an odd number up to 1,023"),
+            () if self.unit == 0 => Err("a unit has at least one token"),
+            () => Ok(()),
+        }
+    }
 }
 
 /// A turn whose cost is asked for.
@@ -268,9 +282,8 @@ fn serve(
 
 fn sparse_side(config: &Config, text: &TextCodec, scorer: Option<LoadedScorer>) -> SparseSide {
     let scorer = scorer.map(|LoadedScorer { executor, decodes, .. }| {
-        let CacheConfig { ram_bytes, .. } = config.cache;
         let chunk_tokens = config.scheduler.chunk_tokens;
-        let settings = ScorerSettings::of(&config.specprefill, chunk_tokens, ram_bytes, decodes);
+        let settings = ScorerSettings::of(&config.specprefill, chunk_tokens, decodes);
         Scorer::new(executor, text.digest(), text.end_of_turn().to_vec(), settings)
     });
     SparseSide::new(scorer, config.clone())

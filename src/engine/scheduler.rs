@@ -223,6 +223,9 @@ impl<'a> Scheduler<'a> {
             return outcome;
         }
         self.score_one(&mut outcome, clock, out);
+        if !outcome.phases.is_empty() {
+            return outcome;
+        }
         self.forward(&mut outcome, clock, out);
         outcome
     }
@@ -292,8 +295,9 @@ impl<'a> Scheduler<'a> {
     }
 
     fn release(&mut self, sequence: Sequence<'_>) {
-        if let (Some(scorer), Some(under)) = (self.sparse.scorer_mut(), sequence.scoring) {
-            scorer.abandon(under.scoring);
+        let scoring = sequence.scoring.and_then(|under| under.scoring);
+        if let (Some(scorer), Some(scoring)) = (self.sparse.scorer_mut(), scoring) {
+            scorer.abandon(scoring);
         }
         self.cache.release(&sequence.pages);
         if let Some(state) = sequence.recurrent {

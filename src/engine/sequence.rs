@@ -77,10 +77,11 @@ pub(super) enum Stage {
     Storing(FinishReason),
 }
 
-/// A scoring under way.
+/// A scoring under way, or one that waits.
 #[derive(Debug)]
 pub(super) struct UnderScoring {
-    pub(super) scoring: Scoring,
+    /// `None` until the scorer gets to it.
+    pub(super) scoring: Option<Scoring>,
     /// The admission it follows, and the fraction of the scored units that will be computed.
     pub(super) admitted: (Admission, f64),
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Nanos;
+use super::{Nanos, RequestId};
 use crate::config::Aggregation;
 
 /// Where an effective setting comes from. Later ones win over earlier ones; but `false` wins over everything.
@@ -94,6 +94,8 @@ pub enum ScorerStart {
     },
     /// From nothing: what was stored has been evicted.
     Evicted,
+    /// From nothing: the request neither reads nor writes caches.
+    CacheOff,
 }
 
 /// A scoring.
@@ -164,6 +166,8 @@ pub struct SurvivingIdentifier {
 pub struct Rescored {
     /// The number that was given with the question.
     pub ticket: u64,
+    /// The request whose scoring was asked for.
+    pub request: RequestId,
     /// Score of every unit of the window, in order; empty where there is a problem.
     pub unit_scores: Vec<f32>,
     /// Tokens of a unit.

@@ -257,6 +257,8 @@ impl RequestFacts {
         {
             *time = None;
         }
+        // That it fell back stays; the words may say how much memory was free.
+        facts.fell_back.iter_mut().for_each(String::clear);
         if let Some(scored) = &mut facts.scored {
             (scored.prefill, scored.lookahead, scored.importance) = Default::default();
         }

@@ -80,14 +80,10 @@ pub struct ScorerSettings {
 
 impl ScorerSettings {
     /// The configured ones, for a scorer that can decode or not.
-    pub fn of(
-        config: &SpecPrefillConfig,
-        chunk_tokens: usize,
-        ram_bytes: u64,
-        decodes: bool,
-    ) -> ScorerSettings {
+    pub fn of(config: &SpecPrefillConfig, chunk_tokens: usize, decodes: bool) -> ScorerSettings {
         let queries = if decodes { config.queries } else { QuerySource::PromptTail };
-        ScorerSettings { lookahead: config.lookahead, queries, seed: config.seed, chunk_tokens, ram_bytes }
+        let SpecPrefillConfig { lookahead, seed, ram_bytes, .. } = *config;
+        ScorerSettings { lookahead, queries, seed, chunk_tokens, ram_bytes }
     }
 
     /// Tokens that are decoded at most.
@@ -97,6 +93,11 @@ impl ScorerSettings {
             QuerySource::PromptAndLookahead => self.lookahead.saturating_sub(1),
             QuerySource::PromptTail => 0,
         }
+    }
+
+    /// Tokens of a window before its last piece: the tokens that give queries, or one for its logits.
+    fn tail_of(&self, window: usize) -> usize {
+        window.saturating_sub(self.from_window().max(1))
     }
 
     /// Queries that the window's own last tokens give.
@@ -142,6 +143,7 @@ pub struct Scoring {
     computed: usize,
     cached: usize,
     start: ScorerStart,
+    use_cache: bool,
     /// Where recurrent state is captured.
     boundary: Option<usize>,
     pages: Vec<PageRef>,
@@ -227,31 +229,36 @@ impl Scorer {
         self.cache.block_tokens()
     }
 
-    /// Starts on a window, from what its cache holds of it. At least one token of it is computed.
+    /// Starts on a window, from what its cache holds of it, or from nothing where it is not to `use_cache`; its state is not stored then either. At least
+    /// one token of it is computed. A scorer of recurrent layers has room for one scoring at a time.
     pub fn begin(
         &mut self,
         request: RequestId,
         lane: LaneId,
         window: Vec<u32>,
         origin: usize,
+        use_cache: bool,
     ) -> Result<Scoring, ScoringFailed> {
-        let ScorerSettings { chunk_tokens, seed, .. } = self.settings;
+        let seed = self.settings.seed;
         let (steps, context) = (self.settings.steps(), self.executor.facts().context_tokens);
         if window.is_empty() || window.len() + steps > context {
             return Err(ScoringFailed::Context { window: window.len(), steps, context });
         }
         self.reserve()?;
-        let found = self.cache.look_up(&window);
+        let mut found = self.cache.look_up(&window);
+        if !use_cache {
+            found.blocks.clear();
+        }
         self.cache.touch(&found.chain());
-        // What gives queries is computed anew in one piece, warm or cold; the first of it stands for the last token of what is cut into chunks.
-        let reusable = window.len() - self.settings.from_window().clamp(1, window.len()) + 1;
-        let choice = found.choose(&self.cache, reusable, 0, PlaceholderPolicy::WalkBack);
+        // What gives queries is computed anew in one piece, warm or cold.
+        let tail = self.settings.tail_of(window.len());
+        let choice = found.choose(&self.cache, tail + 1, 0, PlaceholderPolicy::WalkBack);
         let pages: Vec<PageRef> =
             found.blocks[..choice.blocks].iter().filter_map(|candidate| candidate.page()).collect();
         pages.iter().try_for_each(|page| self.cache.check(*page))?;
         let cached = choice.blocks * self.cache.block_tokens();
         let block = self.cache.block_tokens();
-        let boundary = last_reachable_boundary(cached, reusable, chunk_tokens, block);
+        let boundary = self.boundary(cached, window.len()).filter(|_| use_cache);
         let recurrent = match self.cache.is_recurrent() {
             false => None,
             true => {
@@ -276,7 +283,11 @@ impl Scorer {
             request,
             lane,
             origin,
-            start: self.start(lane, origin, &window, cached),
+            start: match use_cache {
+                true => self.start(lane, origin, &window, cached),
+                false => ScorerStart::CacheOff,
+            },
+            use_cache,
             window: window.len(),
             tokens: window,
             computed: cached,
@@ -290,6 +301,19 @@ impl Scorer {
             lookahead: Nanos(0),
             stopped: false,
         })
+    }
+
+    /// Where the recurrent state of a window is captured: the last block boundary that its prefill can stop at.
+    fn boundary(&self, cached: usize, window: usize) -> Option<usize> {
+        let (block, tail) = (self.cache.block_tokens(), self.settings.tail_of(window));
+        let reachable = last_reachable_boundary(cached, tail + 1, self.settings.chunk_tokens, block);
+        match reachable {
+            // Behind the tail only the window's end is ever reached.
+            Some(boundary) if boundary > tail && boundary < window => {
+                Some(tail / block * block).filter(|boundary| *boundary > cached)
+            }
+            reachable => reachable,
+        }
     }
 
     /// Why a window starts where it does.
@@ -328,7 +352,7 @@ impl Scorer {
     fn chunk_end(&self, scoring: &Scoring) -> usize {
         let start = scoring.computed;
         let window = scoring.window;
-        let tail = window - self.settings.from_window().clamp(1, window);
+        let tail = self.settings.tail_of(window);
         let stop = scoring.recurrent.as_ref().and_then(|state| state.next_stop(start));
         let last = if start < tail { tail } else { window };
         let end = (start + self.settings.chunk_tokens.max(1)).min(last);
@@ -418,25 +442,13 @@ impl Scorer {
                 return Err(error);
             }
         };
-        let captured = scoring.recurrent.as_ref().map(RecurrentState::captured).unwrap_or_default();
-        let window = &scoring.tokens[..scoring.window];
-        let stored = self.cache.store(window, &scoring.pages, captured, scoring.request, Route::Dense, now);
-        let boundary = scoring.boundary.filter(|_| stored.new_snapshots > 0 || !self.cache.is_recurrent());
-        let before = self.last.remove(&scoring.lane).filter(|last| last.origin == scoring.origin);
-        let shared = before.as_ref().map_or(0, |last| common_prefix(&last.tokens, window));
-        let kept = before.into_iter().flat_map(|last| last.stored).filter(|stored| *stored <= shared);
-        let last = LastWindow {
-            origin: scoring.origin,
-            tokens: window.to_vec(),
-            stored: kept.chain(boundary).collect(),
-        };
-        self.last.insert(scoring.lane, last);
+        let stored = if scoring.use_cache { self.store(&scoring, now) } else { None };
         let scored = ScoredWindow {
             origin: scoring.origin,
             window: scoring.window,
             cached: scoring.cached,
             start: scoring.start,
-            stored: boundary,
+            stored,
             steps: scoring.computed - scoring.window,
             prefill: scoring.prefill,
             lookahead: scoring.lookahead,
@@ -446,14 +458,42 @@ impl Scorer {
         Ok(scored)
     }
 
-    /// Ends a scoring that failed. Where the device lost its state, so does the cache.
+    /// Stores the window's whole blocks and its captured state. Gives the boundary up to which the next scoring can start from it, where that is new.
+    fn store(&mut self, scoring: &Scoring, now: Stamp) -> Option<usize> {
+        let captured = scoring.recurrent.as_ref().map(RecurrentState::captured).unwrap_or_default();
+        let window = &scoring.tokens[..scoring.window];
+        let stored = self.cache.store(window, &scoring.pages, captured, scoring.request, Route::Dense, now);
+        let block = self.cache.block_tokens();
+        let (boundary, is_new) = match self.cache.is_recurrent() {
+            true => (scoring.boundary, stored.new_snapshots > 0),
+            false => (Some(window.len() / block * block), stored.new_blocks > 0),
+        };
+        let before = self.last.remove(&scoring.lane).filter(|last| last.origin == scoring.origin);
+        let shared = before.as_ref().map_or(0, |last| common_prefix(&last.tokens, window));
+        let kept = before.into_iter().flat_map(|last| last.stored).filter(|stored| *stored <= shared);
+        // What this one started from is held too, whoever stored it.
+        let stored = kept.chain(boundary).chain([scoring.cached]).filter(|stored| *stored > 0).collect();
+        let last = LastWindow { origin: scoring.origin, tokens: window.to_vec(), stored };
+        self.last.insert(scoring.lane, last);
+        boundary.filter(|_| is_new)
+    }
+
+    /// Ends a scoring that failed. What its device does not hold is not granted again: where it lost everything, that is all; where it has no
+    /// memory for more, what it holds is the cache's size from then on.
     pub fn give_up(&mut self, scoring: Scoring, error: &ScoringFailed) {
         self.abandon(scoring);
-        if matches!(error, ScoringFailed::Device(DeviceError::StateLost(_))) {
-            self.cache.evict_all(Stamp::default());
-            self.cache.shrink(0, 0);
-            self.held = (0, 0);
+        match error {
+            ScoringFailed::Device(DeviceError::StateLost(_)) => {
+                self.cache.evict_all(Stamp::default());
+                self.held = (0, 0);
+            }
+            ScoringFailed::Device(DeviceError::OutOfMemory { .. }) => {
+                let (pages, slots) = self.held;
+                self.cache.limit(DeviceLimits { pages: Some(pages), slots: Some(slots) });
+            }
+            _ => return,
         }
+        self.cache.shrink(self.held.0, self.held.1);
     }
 
     /// Gives back what a scoring holds; nothing of it is stored.

@@ -190,13 +190,14 @@ pub(super) fn start_words(scored: &Scored, price: Option<f64>) -> (String, bool)
         ScorerStart::Diverged { shared } => {
             (format!("COLD RESCORE: the window differs after {} tokens{seconds}", thousands(shared)), true)
         }
+        ScorerStart::CacheOff => ("cold: the cache is off".to_owned(), false),
         ScorerStart::Evicted => (format!("COLD RESCORE: its state was evicted{seconds}"), true),
     }
 }
 
 /// What a cold scoring cost, seconds: the scorer's prefill as it was measured. `None` for a warm one, and where nobody measured it.
 pub(super) fn rescore_price(scored: &Scored) -> Option<f64> {
-    let cold = !matches!(scored.start, ScorerStart::First | ScorerStart::Warm);
+    let cold = !matches!(scored.start, ScorerStart::First | ScorerStart::Warm | ScorerStart::CacheOff);
     (cold && scored.prefill > Nanos(0)).then(|| scored.prefill.seconds())
 }
 

@@ -17,7 +17,7 @@ use super::running::{Running, Turn, session_of};
 use crate::config::{Config, Override, SparseOverride};
 use crate::engine::Command;
 use crate::event::LaneId;
-use crate::report::{Align, Table, seconds, thousands};
+use crate::report::{Align, Table, or_dash, seconds, thousands};
 
 pub(in crate::cli) const EXAMPLES: &[Example] = &[
     ("escarp bench specprefill", "the bundled pair, prompts of 2,000 to 32,000 tokens"),
@@ -57,7 +57,7 @@ struct Report {
     kernel: String,
     precision: String,
     runs: Vec<Run>,
-    /// For every keep fraction, the prompt length from which on sparse is faster; null where it is at no or at every length measured.
+    /// For every keep fraction, where sparse is faster.
     crossover: Vec<Crossover>,
 }
 
@@ -92,9 +92,21 @@ struct Sparse {
 #[derive(Debug, Serialize)]
 struct Crossover {
     keep: f64,
+    faster: Faster,
+    /// About the length from which on it is, where there is one.
     prompt_tokens: Option<u64>,
-    /// Whether sparse is faster at every length measured.
-    everywhere: bool,
+}
+
+/// At which of the lengths measured sparse is faster.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Faster {
+    Everywhere,
+    /// At all from some length on.
+    From,
+    Nowhere,
+    /// At some, but not at the longest.
+    Mixed,
 }
 
 pub(in crate::cli) fn run(options: &Options) -> Result<(), Failure> {
@@ -216,19 +228,24 @@ impl Run {
 impl Crossover {
     /// Where the gain passes 1, by a straight line between the two lengths around it.
     fn of(keep: f64, runs: &[Run]) -> Crossover {
-        let gains: Vec<(f64, f64)> = runs
+        let mut gains: Vec<(f64, f64)> = runs
             .iter()
             .flat_map(|run| run.sparse.iter().map(move |sparse| (run, sparse)))
             .filter(|(_, sparse)| sparse.keep == keep)
             .map(|(run, sparse)| (run.prompt_tokens as f64, run.dense.median - sparse.ttft_s.median))
             .collect();
-        let passes = gains.windows(2).find(|pair| pair[0].1 <= 0.0 && pair[1].1 > 0.0);
-        let prompt_tokens = passes.map(|pair| {
-            let [(from, loss), (to, gain)] = [pair[0], pair[1]];
-            (from + (to - from) * -loss / (gain - loss)) as u64
-        });
-        let everywhere = gains.iter().all(|(_, gain)| *gain > 0.0);
-        Crossover { keep, prompt_tokens, everywhere }
+        gains.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let longer = gains.iter().rev().take_while(|(_, gain)| *gain > 0.0).count();
+        let (below, from) = gains.split_at(gains.len() - longer);
+        let (faster, prompt_tokens) = match (below.last(), from.first()) {
+            (_, None) if below.iter().any(|(_, gain)| *gain > 0.0) => (Faster::Mixed, None),
+            (_, None) => (Faster::Nowhere, None),
+            (None, Some(_)) => (Faster::Everywhere, None),
+            (Some((short, loss)), Some((long, gain))) => {
+                (Faster::From, Some((short + (long - short) * -loss / (gain - loss)) as u64))
+            }
+        };
+        Crossover { keep, faster, prompt_tokens }
     }
 }
 
@@ -272,10 +289,14 @@ impl Report {
         }
         let Report { model, scorer, device, kernel, precision, .. } = self;
         let crossings = self.crossover.iter().map(|crossover| {
-            let where_faster = match (crossover.prompt_tokens, crossover.everywhere) {
-                (Some(tokens), _) => format!("faster from about {} tokens on", thousands(tokens)),
-                (None, true) => "faster at every length measured".to_owned(),
-                (None, false) => "faster at no length measured".to_owned(),
+            let where_faster = match crossover.faster {
+                Faster::Everywhere => "faster at every length measured".to_owned(),
+                Faster::Nowhere => "faster at no length measured".to_owned(),
+                Faster::Mixed => "faster at some lengths, but not at the longest".to_owned(),
+                Faster::From => {
+                    let from = or_dash(crossover.prompt_tokens, thousands);
+                    format!("faster from about {from} tokens on")
+                }
             };
             format!("keep {}: {where_faster}", crossover.keep)
         });
@@ -283,5 +304,37 @@ impl Report {
             "{model} {precision} scored by {scorer} · {device} {kernel} · cold prompts, nothing cached\n\n{table}\n{}\n",
             crossings.collect::<Vec<_>>().join(" · ")
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crossover_is_where_the_gain_passes_nought_whatever_the_order_of_lengths() {
+        let crossover = |gains: &[(u64, f64)]| {
+            let spread = |median| Spread { median, min: median, max: median };
+            let run = |(prompt_tokens, gain): &(u64, f64)| Run {
+                prompt_tokens: *prompt_tokens,
+                dense: spread(10.0),
+                sparse: vec![Sparse {
+                    keep: 0.2,
+                    selected_tokens: 1,
+                    ttft_s: spread(10.0 - gain),
+                    scorer_s: spread(1.0),
+                    target_s: spread(1.0),
+                    gain: 1.0,
+                }],
+            };
+            let runs: Vec<Run> = gains.iter().map(run).collect();
+            let found = Crossover::of(0.2, &runs);
+            (found.faster, found.prompt_tokens)
+        };
+        assert_eq!(crossover(&[(1000, -1.0), (3000, 1.0)]), (Faster::From, Some(2000)));
+        assert_eq!(crossover(&[(3000, 1.0), (1000, -1.0)]), (Faster::From, Some(2000)));
+        assert_eq!(crossover(&[(1000, 1.0), (3000, 2.0)]), (Faster::Everywhere, None));
+        assert_eq!(crossover(&[(1000, -1.0), (3000, 0.0)]), (Faster::Nowhere, None));
+        assert_eq!(crossover(&[(1000, 1.0), (3000, -1.0)]), (Faster::Mixed, None));
     }
 }

@@ -91,7 +91,7 @@ impl Scheduler<'_> {
                 // On a simulated clock the host's own time does not count.
                 ssd.took = ssd.took.min(looked_up);
             }
-            self.announce(facts, clock, out);
+            self.announce(facts, attached.is_ok(), clock, out);
         }
         if let Err(refused) = attached {
             let lost = match &refused {
@@ -108,14 +108,14 @@ impl Scheduler<'_> {
         true
     }
 
-    /// Tells what the request that was admitted last starts from.
-    fn announce(&mut self, facts: Restore, clock: &Clock, out: &mut Emitter) {
+    /// Tells what the request that was admitted last starts from, and if that could be `attached`, decides how it goes on.
+    fn announce(&mut self, facts: Restore, attached: bool, clock: &Clock, out: &mut Emitter) {
         let Some(sequence) = self.running.last() else { return };
         let (lane, request) = (Some(sequence.submission.lane), Some(sequence.request));
         let uncached_suffix = sequence.prompt_tokens() as u64 - facts.checkpoint_tokens;
         let route = if uncached_suffix == 1 { Route::CacheHit } else { Route::Dense };
         out.emit(clock.now(), lane, request, Body::Restored(Box::new(facts)));
-        if !self.consider_sparse(uncached_suffix, clock, out) {
+        if !attached || !self.consider_sparse(uncached_suffix, clock, out) {
             out.emit(clock.now(), lane, request, Body::Routed { route, uncached_suffix });
         }
     }

@@ -10,9 +10,9 @@ use crate::engine::Rescore;
 use crate::engine::clock::Clock;
 use crate::engine::emitter::Emitter;
 use crate::engine::sequence::{Course, Sequence, Stage, Submission, UnderScoring};
-use crate::event::{Body, Nanos, Phase, Rescored, Route, Scored, SparseAdmission, SparseVerdict};
+use crate::event::{Body, Nanos, Phase, RequestId, Rescored, Route, Scored, SparseAdmission, SparseVerdict};
 use crate::model::text::TextCodec;
-use crate::prefill::scorer::{ScoredWindow, Scorer, ScoringFailed};
+use crate::prefill::scorer::{ScoredWindow, Scorer, Scoring, ScoringFailed};
 use crate::prefill::sparse::{Admission, Plan, admit, importance, select, unit_scores};
 
 /// Tokens of text shown on either side of the protected prefix's end.
@@ -29,6 +29,7 @@ pub struct SparseSide {
 
 /// The attention that the latest scoring captured.
 struct Captured {
+    request: RequestId,
     origin: usize,
     weights: KeyWeights,
 }
@@ -65,22 +66,18 @@ impl Scheduler<'_> {
             return false;
         };
         let (verdict, keep) = (told.verdict, told.settings.keep.value);
-        out.emit(clock.now(), lane, request, Body::SparseAdmitted(Box::new(told)));
+        if self.sparse.scorer.is_some() {
+            out.emit(clock.now(), lane, request, Body::SparseAdmitted(Box::new(told)));
+        }
         if verdict != SparseVerdict::Sparse {
             return false;
         }
         out.emit(clock.now(), lane, request, Body::Routed { route: Route::Sparse, uncached_suffix });
-        let (window, origin) = (submission.prompt[admission.origin..].to_vec(), admission.origin);
-        let begun = match &mut self.sparse.scorer {
-            Some(scorer) => scorer.begin(sequence.request, submission.lane, window, origin),
-            None => Err(ScoringFailed::NoScorer),
-        };
-        match begun {
-            Ok(scoring) => {
-                sequence.scoring = Some(UnderScoring { scoring, admitted: (admission, keep) });
-                sequence.stage = Stage::Scoring;
-            }
-            Err(error) => fall_back(sequence, &error, clock, out),
+        if self.sparse.scorer.is_some() {
+            sequence.scoring = Some(UnderScoring { scoring: None, admitted: (admission, keep) });
+            sequence.stage = Stage::Scoring;
+        } else {
+            fall_back(sequence, &ScoringFailed::NoScorer, clock, out);
         }
         true
     }
@@ -89,24 +86,32 @@ impl Scheduler<'_> {
     pub(super) fn score_one(&mut self, outcome: &mut StepOutcome, clock: &mut Clock, out: &mut Emitter) {
         let Some(scorer) = &mut self.sparse.scorer else { return };
         let Some(sequence) = self.running.iter_mut().find(|s| s.stage == Stage::Scoring) else { return };
-        let Some(mut under) = sequence.scoring.take() else { return };
+        let Some(UnderScoring { scoring, admitted }) = sequence.scoring.take() else { return };
         let (lane, request) = (Some(sequence.submission.lane), sequence.request);
-        match scorer.step(&mut under.scoring, clock.now()) {
+        let begun = match scoring {
+            Some(scoring) => Ok(scoring),
+            None => begin(scorer, sequence, admitted.0.origin),
+        };
+        let mut scoring = match begun {
+            Ok(scoring) => scoring,
+            Err(error) => return fall_back(sequence, &error, clock, out),
+        };
+        match scorer.step(&mut scoring, clock.now()) {
             Err(error) => {
-                scorer.give_up(under.scoring, &error);
+                scorer.give_up(scoring, &error);
                 fall_back(sequence, &error, clock, out);
             }
             Ok(Some(took)) => {
                 clock.spend(took);
-                let (done, total) = under.scoring.progress();
+                let (done, total) = scoring.progress();
                 out.emit(clock.now(), lane, Some(request), Body::ScoringProgress { done, total });
-                sequence.scoring = Some(under);
+                sequence.scoring = Some(UnderScoring { scoring: Some(scoring), admitted });
             }
-            Ok(None) => match scorer.finish(under.scoring, clock.now()) {
+            Ok(None) => match scorer.finish(scoring, clock.now()) {
                 Err(error) => fall_back(sequence, &error, clock, out),
                 Ok(window) => {
                     let block_tokens = self.cache.block_tokens();
-                    let scored = self.sparse.choose(sequence, window, under.admitted, block_tokens, clock);
+                    let scored = self.sparse.choose(sequence, window, admitted, block_tokens, clock);
                     out.emit(clock.now(), lane, Some(request), Body::Scored(Box::new(scored)));
                     let last = sequence.last_storable();
                     if let Some(state) = &mut sequence.recurrent {
@@ -119,21 +124,26 @@ impl Scheduler<'_> {
         }
     }
 
-    /// Chooses again from the attention that the latest scoring captured.
-    pub fn rescore(&self, ticket: u64, knobs: Rescore) -> Rescored {
-        let answer = |problem: Option<&str>| Rescored {
+    /// Chooses again from the attention that the latest scoring captured, which must be that of `request`.
+    pub fn rescore(&self, ticket: u64, request: RequestId, knobs: Rescore) -> Rescored {
+        let answer = |problem: Option<String>| Rescored {
             ticket,
+            request,
             unit_scores: Vec::new(),
             unit_tokens: knobs.unit as u64,
             selected_tokens: 0,
             kept: Vec::new(),
-            problem: problem.map(str::to_owned),
+            problem,
         };
-        let Some(Captured { origin, weights }) = &self.sparse.captured else {
-            return answer(Some("nothing has been scored yet"));
+        let Some(Captured { request: captured, origin, weights }) = &self.sparse.captured else {
+            return answer(Some("nothing has been scored yet".to_owned()));
         };
-        if knobs.unit == 0 || knobs.pool.is_multiple_of(2) || !(knobs.keep > 0.0 && knobs.keep <= 1.0) {
-            return answer(Some("keep is above 0 and up to 1, pool is odd, a unit has at least one token"));
+        if *captured != request {
+            let problem = format!("only the attention of request {}, scored last, is kept", captured.0);
+            return answer(Some(problem));
+        }
+        if let Err(problem) = knobs.check() {
+            return answer(Some(problem.to_owned()));
         }
         let scores = unit_scores(&importance(weights, knobs.pool, knobs.aggregation), knobs.unit);
         let selection = select(&scores, weights.window, knobs.unit, knobs.keep, knobs.tail_tokens);
@@ -218,9 +228,15 @@ impl SparseSide {
             kept: selection.positions_from(origin),
             dense_until: dense_until as u64,
         };
-        self.captured = Some(Captured { origin, weights });
+        self.captured = Some(Captured { request: sequence.request, origin, weights });
         scored
     }
+}
+
+/// Starts the scorer on a sequence's window.
+fn begin(scorer: &mut Scorer, sequence: &Sequence<'_>, origin: usize) -> Result<Scoring, ScoringFailed> {
+    let Submission { prompt, lane, use_cache, .. } = &sequence.submission;
+    scorer.begin(sequence.request, *lane, prompt[origin..].to_vec(), origin, *use_cache)
 }
 
 /// Has the suffix computed densely after all.

@@ -43,7 +43,7 @@ fn run_pair<T>(
     ground.run_on(Loaded { executor, text, scorer: None }, |scheduler, clock, out| {
         // Where sparse prefill is ruled out there is none.
         let scorer = scorer.map(|scorer| {
-            let settings = ScorerSettings::of(&config.specprefill, 96, 1 << 30, scorer.decodes);
+            let settings = ScorerSettings::of(&config.specprefill, 96, scorer.decodes);
             Scorer::new(scorer.executor, [0; 32], Vec::new(), settings)
         });
         scheduler.attach_sparse(SparseSide::new(scorer, config.clone()));
@@ -329,13 +329,14 @@ fn another_choice_from_the_captured_attention_needs_no_scorer() {
     run_pair(&config, |scheduler, clock, out| {
         let knobs =
             Rescore { keep: 0.2, pool: 13, unit: 32, tail_tokens: 64, aggregation: Aggregation::MaxMean };
-        assert!(scheduler.rescore(1, knobs).problem.is_some(), "nothing has been scored");
+        assert!(scheduler.rescore(1, RequestId(1), knobs).problem.is_some(), "nothing has been scored");
         serve_all(&growing(1), scheduler, clock, out);
-        let same = scheduler.rescore(2, knobs);
-        let more = scheduler.rescore(3, Rescore { keep: 0.5, ..knobs });
+        let same = scheduler.rescore(2, RequestId(1), knobs);
+        let more = scheduler.rescore(3, RequestId(1), Rescore { keep: 0.5, ..knobs });
         assert_eq!((same.ticket, same.problem), (2, None));
         assert!(more.selected_tokens > same.selected_tokens);
-        assert!(scheduler.rescore(4, Rescore { pool: 2, ..knobs }).problem.is_some());
+        assert!(scheduler.rescore(5, RequestId(2), knobs).problem.is_some(), "another request's attention");
+        assert!(scheduler.rescore(4, RequestId(1), Rescore { pool: 2, ..knobs }).problem.is_some());
     });
 }
 

@@ -40,7 +40,8 @@ pub fn admit(prompt_tokens: usize, cached: usize, system_end: usize, threshold: 
     let suffix = prompt_tokens - cached;
     let to_score = prompt_tokens - origin;
     let verdict = match () {
-        () if suffix <= threshold => SparseVerdict::ShortSuffix,
+        // One token is computed whatever is held: nothing of it could be left out.
+        () if suffix <= threshold.max(1) => SparseVerdict::ShortSuffix,
         () if to_score <= threshold => SparseVerdict::ShortBehindProtected,
         () => SparseVerdict::Sparse,
     };

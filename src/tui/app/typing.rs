@@ -118,7 +118,7 @@ pub(super) fn on_explorer_key(model: &mut Model, key: KeyEvent, mut explorer: Bo
         }
         Outcome::Ask => {
             model.ui.ticket += 1;
-            effects.push(Effect::Send(explorer.question(model.ui.ticket)));
+            effects.extend(explorer.question(model.ui.ticket).map(Effect::Send));
         }
         Outcome::Set(command) => match action::can_set_specprefill(model) {
             Ok(()) => effects.push(Effect::Send(command)),

@@ -216,14 +216,15 @@ impl Explorer {
         Knob::ALL[self.knob % Knob::ALL.len()]
     }
 
-    /// The question for other scores, sent as `ticket`.
-    pub fn question(&mut self, ticket: u64) -> Command {
+    /// The question for other scores, sent as `ticket`; `None` where there is no request to ask about.
+    pub fn question(&mut self, ticket: u64) -> Option<Command> {
+        let request = self.request?;
         self.asked = Some(ticket);
         let whole = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
         let Knobs { keep, tail, pool, unit, aggregation, .. } = self.knobs;
         let knobs =
             Rescore { keep, pool: whole(pool), unit: whole(unit), tail_tokens: whole(tail), aggregation };
-        Command::Rescore { ticket, knobs }
+        Some(Command::Rescore { ticket, request, knobs })
     }
 
     /// Takes an answer; only one to the last question counts.
@@ -314,11 +315,12 @@ mod tests {
             press(&mut explorer, KeyCode::Down);
         }
         assert_eq!(press(&mut explorer, KeyCode::Right), Outcome::Ask);
-        let Command::Rescore { knobs, .. } = explorer.question(7) else { panic!() };
+        let Some(Command::Rescore { knobs, .. }) = explorer.question(7) else { panic!() };
         assert_eq!((knobs.pool, knobs.keep), (17, 0.25));
         assert_eq!(press(&mut explorer, KeyCode::Up), Outcome::Stays, "it was asked already");
         let answer = Rescored {
             ticket: 6,
+            request: RequestId(1),
             unit_scores: vec![],
             unit_tokens: 32,
             selected_tokens: 0,

@@ -261,11 +261,14 @@ fn the_explorer_moves_keep_and_threshold_and_asks_for_other_scores() {
     assert_eq!((set.enabled, set.keep, set.threshold), (None, Some(1.0), Some(6_144)));
     bench.key(KeyCode::Down);
     bench.key(KeyCode::Down);
-    let [Effect::Send(Command::Rescore { ticket, knobs })] = bench.key(KeyCode::Left)[..] else { panic!() };
+    let [Effect::Send(Command::Rescore { ticket, knobs, .. })] = bench.key(KeyCode::Left)[..] else {
+        panic!()
+    };
     assert_eq!((knobs.pool, knobs.unit, knobs.tail_tokens), (9, 32, 64));
     assert!(bench.text(160, 48).contains("asking for other scores…"));
     let scored = bench.model.selected().unwrap().scored.clone().unwrap();
     let answer = Rescored {
+        request: RequestId(1),
         ticket,
         unit_scores: scored.unit_scores.clone(),
         unit_tokens: 32,
