@@ -6,12 +6,13 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crossterm::event::{Event as TerminalEvent, KeyCode, KeyEvent, KeyModifiers};
+use escarp::compare::News;
 use escarp::engine::{Command, Subject};
 use escarp::event::{Body, Event, Gate, LaneId, RequestId, Stamp};
 use escarp::tui::cadence::Cadence;
 use escarp::tui::input::EventSource;
 use escarp::tui::log::LogRing;
-use escarp::tui::{App, ExitReason, Signals, Source, Surface, model_of};
+use escarp::tui::{App, ExitReason, OpenLanes, Signals, Source, Surface, model_of};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use tokio::sync::mpsc;
@@ -91,6 +92,9 @@ struct Running {
     keys: mpsc::UnboundedSender<char>,
     engine: mpsc::Sender<Event>,
     commands: mpsc::UnboundedReceiver<Command>,
+    /// What lanes tell once they are opened, and what they are told.
+    lanes: mpsc::UnboundedSender<News>,
+    lane_commands: mpsc::UnboundedReceiver<Command>,
     surface: Fake,
 }
 
@@ -123,8 +127,19 @@ fn with_loop<F: Future<Output = ()> + 'static>(script: impl FnOnce(Running) -> F
             provoke: None,
         };
         let send = Box::new(move |command| sent.send(command).is_ok());
-        let (model, link) = model_of(Source::Live { send, events, compare: None }, LogRing::default());
-        let script = tokio::task::spawn_local(script(Running { keys, engine, commands, surface }));
+        let (lanes, news) = mpsc::unbounded_channel();
+        let (sent_to_lanes, lane_commands) = mpsc::unbounded_channel();
+        let mut news = Some(news);
+        let compare: OpenLanes<'_> = Box::new(move || {
+            let news = news.take().ok_or("they were opened before")?;
+            let sent = sent_to_lanes.clone();
+            let send = Box::new(move |command| sent.send(command).is_ok());
+            Ok((vec!["dense".to_owned(), "sparse".to_owned()], send, news))
+        });
+        let source = Source::Live { send, events, compare: Some(compare) };
+        let (model, link) = model_of(source, LogRing::default());
+        let running = Running { keys, engine, commands, lanes, lane_commands, surface };
+        let script = tokio::task::spawn_local(script(running));
         let reason = app.drive(model, link, Signals::listen().unwrap()).await.unwrap();
         script.await.unwrap();
         reason
@@ -228,6 +243,38 @@ fn a_pause_in_typing_asks_once_what_the_whole_text_would_cost() {
         tokio::time::sleep(Duration::from_millis(500)).await;
         assert!(run.commands.try_recv().is_err(), "nothing more is asked while nothing is typed");
         drop(run);
+    });
+}
+
+#[test]
+fn a_comparison_is_opened_once_and_both_go_on_being_told_out_of_sight() {
+    with_loop(|mut run| async move {
+        for event in super::sample::session().events() {
+            run.engine.send(event).await.unwrap();
+        }
+        run.until("the session", |r| r.surface.last().contains("BEFORE TURN 9 of 12")).await;
+        run.keys.send('c').unwrap();
+        run.until("the lanes", |r| r.surface.last().contains("9 compare")).await;
+        for (lane, event) in [0, 1]
+            .into_iter()
+            .flat_map(|lane| super::sample::session().events().into_iter().map(move |event| (lane, event)))
+        {
+            run.lanes.send(News::Event { lane, event }).unwrap();
+        }
+        run.lanes.send(News::Gate(Gate::BeforeTurn)).unwrap();
+        run.until("their turns", |r| r.surface.last().contains("verdict: sparse ends level")).await;
+        run.keys.send('n').unwrap();
+        assert_eq!(run.lane_commands.recv().await, Some(Command::StepTurn { lane: LaneId(0) }));
+        assert!(run.commands.try_recv().is_err(), "the run beside them is told nothing");
+        run.engine.send(token(10_000, "")).await.unwrap();
+        let gate = Body::GateChanged { gate: Gate::Ended, next_turn: None, turns: 12 };
+        run.engine.send(Event { body: gate, request: None, ..token(10_001, "") }).await.unwrap();
+        run.keys.send('c').unwrap();
+        run.until("the run", |r| r.surface.last().contains("back at the run")).await;
+        run.until("its end", |r| r.surface.last().contains("END OF SESSION")).await;
+        run.keys.send('c').unwrap();
+        run.until("the lanes again", |r| r.surface.last().contains("verdict: sparse ends level")).await;
+        run.keys.send('q').unwrap();
     });
 }
 
