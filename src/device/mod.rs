@@ -136,8 +136,8 @@ impl LogitRows {
 /// Consecutive tokens of one sequence, to be computed in one forward.
 #[derive(Debug, Clone, Copy)]
 pub struct Span<'a> {
-    /// The sequence's pages from position 0, covering at least `start + tokens.len()` positions. Pages before
-    /// `start` hold computed state; those from `start` on are written and belong to this sequence alone.
+    /// The sequence's pages from place 0, covering at least `start + tokens.len()` places. Those before `start` hold computed state;
+    /// those from `start` on are written and belong to this sequence alone.
     pub pages: &'a [PageId],
     /// Tokens of the sequence that were computed before: the first token's place in the pages. Where no token was skipped before it, also its
     /// position.

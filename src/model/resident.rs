@@ -118,18 +118,21 @@ impl<D: Device> Resident<D> {
         Err(DeviceError::Contract(broken))
     }
 
-    /// Refuses a window that there is no memory for: of one layer its keys, and scores with their softmax; of all the weights.
-    fn check_window_memory(&self, window: usize, queries: &Queries) -> Result<(), DeviceError> {
-        let Some(free) = self.free() else { return Ok(()) };
+    /// Room for all weights, zeros, or why there is none. Beside them a layer takes its keys, and scores with their softmax.
+    fn room_for_weights(&self, window: usize, queries: &Queries) -> Result<Vec<f32>, DeviceError> {
         let AttentionShape { kv_heads, head_dim, .. } = self.model.shape().attention_shape();
-        let rows = queries.tokens * queries.heads;
-        let numbers = window.saturating_mul(3 * kv_heads * head_dim + 4 * rows);
-        let bytes = numbers.saturating_mul(size_of::<f32>()) as u64;
-        if bytes <= free {
-            return Ok(());
+        let rows = queries.tokens.saturating_mul(queries.heads);
+        let all = rows.saturating_mul(queries.layers).saturating_mul(window);
+        let layer = window.saturating_mul(3 * kv_heads * head_dim + 4 * rows);
+        let bytes = all.saturating_add(layer).saturating_mul(size_of::<f32>()) as u64;
+        let refused = |problem| DeviceError::OutOfMemory { bytes, problem };
+        if let Some(free) = self.free().filter(|free| *free < bytes) {
+            return Err(refused(format!("the weights of {window} keys, with {free} bytes free")));
         }
-        let problem = format!("the weights of {window} keys, with {free} bytes free");
-        Err(DeviceError::OutOfMemory { bytes, problem })
+        let mut weights = Vec::new();
+        weights.try_reserve_exact(all).map_err(|_| refused(format!("the weights of {window} keys")))?;
+        weights.resize(all, 0.0);
+        Ok(weights)
     }
 
     /// Memory a forward may still take; `None` where nothing keeps it below a limit.
@@ -257,26 +260,19 @@ where
         queries: &Queries,
     ) -> Result<KeyWeights, DeviceError> {
         self.check_queries(pages, &window, queries)?;
-        self.check_window_memory(window.len(), queries)?;
         let began = Instant::now();
+        let mut weights = self.room_for_weights(window.len(), queries)?;
         let Queries { tokens, layers, heads, .. } = *queries;
         let shape = self.model.shape().attention_shape();
         let (columns, each) = (shape.queries(), heads * window.len());
-        let mut weights = Vec::new();
         for layer in 0..layers {
             let of_layer = queries.values.chunks_exact(columns).skip(layer).step_by(layers);
             let of_layer: Vec<f32> = of_layer.flatten().copied().collect();
             let keys = Keys { pages, window: window.clone() };
             let given = self.device.key_weights(&mut self.state.kv, layer, keys, &of_layer, shape);
             let given = given.map_err(|error| self.recovered(error))?;
-            if layers == 1 {
-                weights = given;
-                break;
-            }
-            weights.resize(tokens * layers * each, 0.0);
-            for (token, given) in given.chunks_exact(each).enumerate() {
-                weights[(token * layers + layer) * each..][..each].copy_from_slice(given);
-            }
+            let rows = weights.chunks_exact_mut(each).skip(layer).step_by(layers);
+            rows.zip(given.chunks_exact(each)).for_each(|(row, given)| row.copy_from_slice(given));
         }
         let compute = Nanos::from(began.elapsed());
         Ok(KeyWeights { tokens, layers, heads, window: window.len(), weights, compute })
