@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn only_other_scores_are_asked_for() {
-        let mut explorer = Explorer::new(&Ledger::new(), None);
+        let mut explorer = Explorer { request: Some(RequestId(1)), ..Explorer::new(&Ledger::new(), None) };
         assert_eq!(press(&mut explorer, KeyCode::Right), Outcome::Stays, "the keep fraction needs no others");
         for _ in 0..3 {
             press(&mut explorer, KeyCode::Down);
