@@ -6,6 +6,7 @@ mod memory;
 mod resident;
 mod sparse;
 mod tiers;
+mod watched;
 
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;

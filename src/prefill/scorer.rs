@@ -478,21 +478,16 @@ impl Scorer {
         boundary.filter(|_| is_new)
     }
 
-    /// Ends a scoring that failed. What its device does not hold is not granted again: where it lost everything, that is all; where it has no
-    /// memory for more, what it holds is the cache's size from then on.
+    /// Ends a scoring that failed. Where its device lost its state, or has no memory for more, everything cached is dropped: what the device still
+    /// holds serves the windows to come, and only a longer one asks it for more again.
     pub fn give_up(&mut self, scoring: Scoring, error: &ScoringFailed) {
         self.abandon(scoring);
         match error {
-            ScoringFailed::Device(DeviceError::StateLost(_)) => {
-                self.cache.evict_all(Stamp::default());
-                self.held = (0, 0);
-            }
-            ScoringFailed::Device(DeviceError::OutOfMemory { .. }) => {
-                let (pages, slots) = self.held;
-                self.cache.limit(DeviceLimits { pages: Some(pages), slots: Some(slots) });
-            }
+            ScoringFailed::Device(DeviceError::StateLost(_)) => self.held = (0, 0),
+            ScoringFailed::Device(DeviceError::OutOfMemory { .. }) => {}
             _ => return,
         }
+        self.cache.evict_all(Stamp::default());
         self.cache.shrink(self.held.0, self.held.1);
     }
 

@@ -11,7 +11,7 @@ use crate::event::{Loss, Restore, Route, Scored, ScorerStart, SparseVerdict};
 use crate::model;
 use crate::prefill::scorer::{Scorer, ScorerSettings};
 
-const LONGEST: usize = 2_400;
+pub(super) const LONGEST: usize = 2_400;
 
 /// The bundled pair, in small blocks, with a low threshold.
 fn pair() -> Config {
@@ -26,7 +26,7 @@ fn pair() -> Config {
     config
 }
 
-fn on_sim() -> Config {
+pub(super) fn on_sim() -> Config {
     let mut config = pair();
     config.model.device = DeviceSetting::Sim;
     config.sim.snapshot_bytes = 1;
@@ -34,7 +34,7 @@ fn on_sim() -> Config {
 }
 
 /// Runs `work` on a scheduler set up as the configuration says, with its scorer.
-fn run_pair<T>(
+pub(super) fn run_pair<T>(
     config: &Config,
     work: impl FnOnce(&mut Scheduler<'_>, &mut Clock, &mut Emitter) -> T,
 ) -> (T, Vec<Event>) {
@@ -52,17 +52,17 @@ fn run_pair<T>(
     })
 }
 
-fn tokens(seed: usize, length: usize) -> Vec<u32> {
+pub(super) fn tokens(seed: usize, length: usize) -> Vec<u32> {
     (0..length).map(|i| ((seed * 31 + 3) * 101 + i * i % 977 + i * 7) as u32 % 5_000).collect()
 }
 
-fn ask(tokens: Vec<u32>, enabled: Option<bool>) -> Submission {
+pub(super) fn ask(tokens: Vec<u32>, enabled: Option<bool>) -> Submission {
     let specprefill = SparseOverride { enabled, ..SparseOverride::default() };
     Submission { specprefill, ..submission(tokens, 8) }
 }
 
 /// Serves the prompts one after another, each in the history of the one before it.
-fn serve_all(
+pub(super) fn serve_all(
     prompts: &[(Vec<u32>, Option<bool>)],
     scheduler: &mut Scheduler<'_>,
     clock: &mut Clock,
@@ -84,11 +84,11 @@ fn serve_all(
 }
 
 /// A session that grows, with every request as the configuration has it.
-fn growing(requests: usize) -> Vec<(Vec<u32>, Option<bool>)> {
+pub(super) fn growing(requests: usize) -> Vec<(Vec<u32>, Option<bool>)> {
     (1..=requests).map(|n| (tokens(0, 400 + n * 300), None)).collect()
 }
 
-fn scored(events: &[Event]) -> Vec<&Scored> {
+pub(super) fn scored(events: &[Event]) -> Vec<&Scored> {
     let scored = events.iter().filter_map(|event| match &event.body {
         Body::Scored(scored) => Some(&**scored),
         _ => None,
@@ -175,9 +175,15 @@ fn a_sparse_request_adds_no_canonical_tokens_and_the_next_one_is_told_so() {
 
 #[test]
 fn what_a_sparse_request_leaves_is_what_a_dense_run_computes() {
-    for leaves in [SparseLeaves::FirstSkip, SparseLeaves::NextBoundary] {
+    for (leaves, policy) in [
+        (SparseLeaves::FirstSkip, SnapshotPolicy::EVERY),
+        (SparseLeaves::NextBoundary, SnapshotPolicy::EVERY),
+        (SparseLeaves::NextBoundary, SnapshotPolicy::Last),
+        (SparseLeaves::NextBoundary, SnapshotPolicy::Branch),
+    ] {
         let mut config = pair();
         config.specprefill.leaves = leaves;
+        config.cache.snapshot_policy = policy;
         let (held, events) = run_pair(&config, |scheduler, clock, out| {
             serve_all(&growing(5), scheduler, clock, out);
             held_state(scheduler)
@@ -185,7 +191,7 @@ fn what_a_sparse_request_leaves_is_what_a_dense_run_computes() {
         let checkpoints: Vec<u64> = restores(&events).iter().map(|r| r.checkpoint_tokens).collect();
         if leaves == SparseLeaves::NextBoundary {
             let steps: Vec<u64> = (0..5).map(|n| n * BLOCK as u64).collect();
-            assert_eq!(checkpoints, steps, "the checkpoint moves by a block a request");
+            assert_eq!(checkpoints, steps, "{policy:?}: the checkpoint moves by a block a request");
         }
         let mut executor = model::load(&config).unwrap().executor;
         assert_recomputes(&mut *executor, &held);
@@ -279,6 +285,11 @@ fn a_scoring_that_fails_or_is_cancelled_costs_nothing_but_time() {
                 (cache.cached_blocks(), cache.cached_snapshots())
             );
             serve_all(&growing(1), scheduler, clock, out);
+        })
+        .1
+        .iter()
+        .for_each(|event| {
+            assert!(!matches!(event.body, Body::SparseFellBack { .. }), "after {steps} steps: {event:?}")
         });
     }
 }
@@ -378,7 +389,9 @@ proptest! {
             assert_eq!((cache.used_pages(), cache.used_slots()), (cache.cached_blocks(), cache.cached_snapshots()));
             held_state(scheduler)
         });
-        let failed = events.iter().find(|e| matches!(e.body, Body::Failed { .. } | Body::StalePage { .. }));
+        let failed = events.iter().find(|e| {
+            matches!(e.body, Body::Failed { .. } | Body::StalePage { .. } | Body::SparseFellBack { .. })
+        });
         prop_assert_eq!(failed, None);
         let mut executor = model::load(&config).unwrap().executor;
         assert_recomputes(&mut *executor, &held);
@@ -394,4 +407,34 @@ proptest! {
             prop_assert_eq!(&said[&RequestId(n as u64 + 1)], &replies(&alone)[&RequestId(1)]);
         }
     }
+}
+
+#[test]
+fn a_request_that_uses_no_cache_is_scored_from_nothing_and_leaves_the_scorer_nothing() {
+    let config = on_sim();
+    let ((), events) = run_pair(&config, |scheduler, clock, out| {
+        for use_cache in [false, true, false, true] {
+            scheduler.submit(Submission { use_cache, ..ask(tokens(0, 900), None) }, clock, out);
+            drain(scheduler, clock, out);
+        }
+    });
+    let starts: Vec<_> = scored(&events).iter().map(|scored| scored.start).collect();
+    assert_eq!(starts, [ScorerStart::CacheOff, ScorerStart::First, ScorerStart::CacheOff, ScorerStart::Warm]);
+}
+
+#[test]
+fn stepping_by_phase_stops_between_the_scoring_and_the_prefill() {
+    let config = on_sim();
+    run_pair(&config, |scheduler, clock, out| {
+        scheduler.submit(ask(tokens(0, 900), None), clock, out);
+        let mut ended = Vec::new();
+        while !scheduler.is_idle() {
+            let phases = scheduler.step(clock, out).phases;
+            assert!(phases.len() <= 2, "{phases:?}");
+            let scored = phases.iter().any(|(_, phase)| *phase == Phase::Score);
+            assert!(!scored || phases.len() == 1, "{phases:?}");
+            ended.extend(phases.into_iter().map(|(_, phase)| phase));
+        }
+        assert_eq!(ended[..3], [Phase::Restore, Phase::Score, Phase::Prefill]);
+    });
 }

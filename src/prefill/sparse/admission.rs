@@ -80,7 +80,8 @@ mod tests {
     #[test]
     fn the_last_token_is_computed_even_where_all_are_cached() {
         let found = admit(100, 100, 0, 0);
-        assert_eq!((found.suffix, found.origin, found.verdict), (1, 99, SparseVerdict::Sparse));
+        assert_eq!((found.suffix, found.origin, found.verdict), (1, 99, SparseVerdict::ShortSuffix));
+        assert_eq!(admit(101, 99, 0, 0).verdict, SparseVerdict::Sparse);
         let empty = admit(0, 7, 7, 0);
         assert_eq!((empty.suffix, empty.to_score, empty.verdict), (0, 0, SparseVerdict::ShortSuffix));
     }
@@ -92,7 +93,8 @@ mod tests {
             prop_assert!(found.origin >= system.min(prompt));
             prop_assert!(found.cached() <= cached && found.prompt_tokens() == prompt);
             prop_assert_eq!(found.protected_uncached + found.to_score, found.suffix);
-            prop_assert_eq!(found.verdict == SparseVerdict::Sparse, found.suffix > threshold && found.to_score > threshold);
+            let sparse = found.suffix > threshold.max(1) && found.to_score > threshold;
+            prop_assert_eq!(found.verdict == SparseVerdict::Sparse, sparse);
         }
     }
 }
