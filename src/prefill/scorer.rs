@@ -97,11 +97,11 @@ impl ScorerSettings {
 
     /// Tokens of a window before its last piece: the tokens that give queries, or one for its logits.
     fn tail_of(&self, window: usize) -> usize {
-        window.saturating_sub(self.from_window().max(1))
+        window.saturating_sub(self.window_queries().max(1))
     }
 
     /// Queries that the window's own last tokens give.
-    fn from_window(&self) -> usize {
+    fn window_queries(&self) -> usize {
         match self.queries {
             QuerySource::Lookahead => 0,
             QuerySource::PromptAndLookahead => 1,
@@ -342,7 +342,7 @@ impl Scorer {
         let end = self.chunk_end(scoring);
         let last = end == scoring.window;
         let wants_logits = last && self.settings.steps() > 0;
-        let capture = if last { self.settings.from_window().min(end - start) } else { 0 };
+        let capture = if last { self.settings.window_queries().min(end - start) } else { 0 };
         let took = self.forward(scoring, end, capture, wants_logits, now)?;
         scoring.prefill.0 += took.0;
         Ok(Some(took))
