@@ -88,6 +88,9 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
             "`--repeat` starts every run from nothing, and `cache.dir` keeps state between runs; leave one of them out",
         ));
     }
+    if let Some(report) = &options.report {
+        report::check_place(report)?;
+    }
     if options.tui {
         return show(options, session, configs);
     }

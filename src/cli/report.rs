@@ -35,9 +35,28 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
             comparison.apply_event(lane, &event);
         }
     }
+    if let Some(mismatch) = comparison.mismatch() {
+        return Err(Failure::input(format_args!("{mismatch}: give recordings of lanes of one session")));
+    }
     let charts = write(&comparison, &options.out, &command_line(std::env::args_os()))?;
     let shown = options.out.display();
     Output::stdout().text(&format!("{shown}: written, with {} beside it\n", counted(charts, "chart")))
+}
+
+/// Refuses a place that a report cannot be written to, before there is one.
+pub(super) fn check_place(path: &Path) -> Result<(), Failure> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let writable = std::fs::metadata(folder).is_ok_and(|is| is.is_dir() && !is.permissions().readonly());
+    if writable && !path.is_dir() {
+        return Ok(());
+    }
+    let shown = path.display();
+    Err(Failure::input(format_args!(
+        "--report {shown}: cannot be written there; name a file in a folder that exists"
+    )))
 }
 
 /// Writes the report to `path` and its charts beside it. Gives the number of charts.

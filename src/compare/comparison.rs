@@ -8,7 +8,7 @@ use super::lockstep::News;
 use super::reply::{Closeness, ReplyDifference};
 use super::spread::Spread;
 use super::turn::{Cell, Place, Turn};
-use crate::event::{Body, Event, Gate, RequestId};
+use crate::event::{Body, Event, Gate, LaneId, RequestId};
 use crate::ledger::{Ledger, RequestFacts};
 
 /// Lanes of one session, each with its ledger, in one run of all of them or in several repeats.
@@ -197,6 +197,24 @@ impl Repeat {
         lanes.flat_map(in_order).filter(|place| seen.insert(*place)).collect()
     }
 
+    /// The requests of a line of history and of those it was forked from, in order.
+    fn line(&self, base: usize, line: LaneId) -> Vec<Place> {
+        let ledgers =
+            [base].into_iter().chain(0..self.ledgers.len()).filter_map(|lane| self.ledgers.get(lane));
+        let chains = ledgers.map(|ledger| ledger.history(line)).map(|history| {
+            history.iter().map(|request| Place { lane: request.lane, turn: request.turn }).collect::<Vec<_>>()
+        });
+        chains
+            .reduce(|longest, chain| if chain.len() > longest.len() { chain } else { longest })
+            .unwrap_or_default()
+    }
+
+    /// The requests of the line of history that lane `base` ran last: a fork is another course of the session, not more of it.
+    pub(super) fn latest_line(&self, base: usize) -> Vec<Place> {
+        let places = self.places(base);
+        places.last().map(|last| self.line(base, last.lane)).unwrap_or_default()
+    }
+
     pub(super) fn request(&self, lane: usize, place: Place) -> Option<&RequestFacts> {
         self.ledgers.get(lane)?.request(*self.known.get(lane)?.get(&place)?)
     }
@@ -280,25 +298,29 @@ impl Repeat {
         alike && (!live || said(a) == said(b))
     }
 
-    /// The times of `lane`, and what it leads `base` by.
+    /// The times of `lane`, and what it leads `base` by: sums along the line of history that each request is in.
     pub(super) fn sums(&self, lane: usize, base: usize, places: &[Place]) -> Sums {
         let has_scorer = self
             .ledgers
             .get(lane)
             .is_some_and(|ledger| ledger.run().is_some_and(|run| run.specprefill.is_some()));
-        let mut own = Running::default();
-        let mut other = Running::default();
-        let times = |place: &Place| {
-            let request = self.request(lane, *place);
-            let mut times = own.with(request, has_scorer);
-            if lane != base {
-                let against = other.with(self.request(base, *place), false);
-                times.lead = against.ttft_sum.zip(times.ttft_sum).map(|(base, own)| base - own);
-                times.whole_lead = against.whole_sum.zip(times.whole_sum).map(|(base, own)| base - own);
+        let mut known = BTreeMap::new();
+        for line in places.iter().map(|place| place.lane).collect::<BTreeSet<_>>() {
+            let mut own = Running::default();
+            let mut other = Running::default();
+            for place in self.line(base, line) {
+                let mut times = own.with(self.request(lane, place), has_scorer);
+                if lane != base {
+                    let against = other.with(self.request(base, place), false);
+                    times.lead = against.ttft_sum.zip(times.ttft_sum).map(|(base, own)| base - own);
+                    times.whole_lead = against.whole_sum.zip(times.whole_sum).map(|(base, own)| base - own);
+                }
+                if place.lane == line {
+                    known.insert(place, times);
+                }
             }
-            times
-        };
-        Sums(places.iter().map(times).collect())
+        }
+        Sums(places.iter().map(|place| known.get(place).copied().unwrap_or_default()).collect())
     }
 }
 

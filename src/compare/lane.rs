@@ -69,10 +69,11 @@ impl LaneSpec {
 
 /// What a name sets by itself.
 fn preset(name: &str) -> Vec<Override> {
-    let enabled = |on: bool| Override::new(&format!("--lane {name}"), "specprefill.enabled", on);
+    let set = |key: &str, on: bool| Override::new(&format!("--lane {name}"), key, on);
     match name {
-        DENSE => vec![enabled(false)],
-        SPARSE => vec![enabled(true)],
+        DENSE => vec![set("specprefill.enabled", false)],
+        // Of a transport whose default is off, too: the lane is there to see what it would cost.
+        SPARSE => vec![set("specprefill.enabled", true), set("policy.agent.enabled", true)],
         _ => Vec::new(),
     }
 }
@@ -159,7 +160,7 @@ pub fn lanes(asked: &[LaneSpec], without_dense: bool) -> Result<Vec<LaneSpec>, B
         return Err(BadLane::new(
             &names.join(", "),
             format!("{} lanes", lanes.len()),
-            format!("{fewest} to {most} can be compared"),
+            format!("{fewest} to {most} can be compared; add a `--lane`, or leave one out"),
         ));
     }
     Ok(lanes)

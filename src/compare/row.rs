@@ -6,7 +6,8 @@ use super::comparison::Comparison;
 use super::turn::Cell;
 use crate::ledger::{Ledger, Row};
 
-/// One request in one lane, as `compare --json` prints it: the row of `replay --json`, and beside it what the comparison says.
+/// One request in one lane, as `compare --json` prints it: the row of `replay --json`, its `lane` that of the comparison, and beside it what the
+/// comparison says.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CompareRow {
     /// The row.
@@ -19,8 +20,10 @@ pub struct CompareRow {
 /// What a comparison says of a request in a lane.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Compared {
-    /// The lane.
+    /// The lane, as in the row.
     pub lane: String,
+    /// The letter of the line of history within it: the session's is A, forks are B and on.
+    pub line: String,
     /// The lane it is compared with; null in that lane itself.
     pub against: Option<String>,
     /// The lanes in the order in which they computed the request, in the first repeat; null where that was not told.
@@ -46,11 +49,13 @@ impl Comparison {
                 let (Some(cell), Some(row)) = (cell, rows[lane].iter().find(same)) else { continue };
                 let compare = Compared {
                     lane: self.name(lane).to_owned(),
+                    line: row.lane.clone(),
                     against: (lane != base).then(|| self.name(base).to_owned()),
                     order: (!order.is_empty()).then(|| order.clone()),
                     cell,
                 };
-                all.push(CompareRow { row: row.clone(), compare });
+                let row = Row { lane: self.name(lane).to_owned(), ..row.clone() };
+                all.push(CompareRow { row, compare });
             }
         }
         all

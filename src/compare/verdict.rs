@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::comparison::{Comparison, Repeat, Times};
 use super::spread::Spread;
 use super::turn::Place;
-use crate::event::Identity;
+use crate::event::{Identity, RunFacts};
 use crate::ledger::{Ledger, PrefillCurve, RequestFacts};
 use crate::report::{counted, seconds, thousands};
 
@@ -44,7 +44,7 @@ pub struct Lead {
 /// What a lane leaves to compute again.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Owed {
-    /// Prompt tokens of the last request that are not restorable.
+    /// Prompt tokens of the last request that counts which are not restorable.
     pub tokens: u64,
     /// What they cost on the compared lane's prefill curve, seconds; `None` where it has none.
     pub seconds: Option<f64>,
@@ -79,8 +79,12 @@ pub struct Verdict {
     pub whole_lead_s: Option<Spread>,
     /// What that means.
     pub whole_outcome: Option<Outcome>,
-    /// The last request after which the lane led.
+    /// The last request after which the lane led, in every repeat.
     pub led_until: Option<Place>,
+    /// The first of those it led after without a break up to that one; a tie is no break.
+    pub led_from: Option<Place>,
+    /// Whether it was behind after none before `led_until`.
+    pub led_throughout: bool,
     /// Its greatest lead.
     pub best_lead: Option<Lead>,
     /// Time the scorer took in all, seconds.
@@ -104,6 +108,32 @@ pub struct Disagreement {
     pub what: String,
 }
 
+/// When a lane led.
+struct Led {
+    from: Place,
+    until: Place,
+    throughout: bool,
+    best: Lead,
+}
+
+impl Led {
+    /// From the leads after each request; `None` where it led after none.
+    fn of(course: &[(Place, Spread)]) -> Option<Led> {
+        let outcome = |index: &usize| Outcome::of(&course[*index].1);
+        let until = (0..course.len()).rev().find(|index| outcome(index) == Outcome::Faster)?;
+        let unbroken = (0..=until).rev().take_while(|index| outcome(index) != Outcome::Slower);
+        let from = unbroken.filter(|index| outcome(index) == Outcome::Faster).last().unwrap_or(until);
+        let led = course[..=until].iter().filter(|(_, lead)| Outcome::of(lead) == Outcome::Faster);
+        let (place, best) = led.max_by(|(_, a), (_, b)| a.median.total_cmp(&b.median))?;
+        Some(Led {
+            from: course[from].0,
+            until: course[until].0,
+            throughout: (0..until).all(|index| outcome(&index) != Outcome::Slower),
+            best: Lead { place: *place, seconds: best.median },
+        })
+    }
+}
+
 impl Comparison {
     /// A verdict on every lane that is compared with another.
     pub fn verdicts(&self) -> Vec<Verdict> {
@@ -113,7 +143,7 @@ impl Comparison {
     fn verdict(&self, lane: usize) -> Verdict {
         let base = self.base();
         let [first, ..] = self.all() else { return Verdict::unknown(self, lane) };
-        let places = first.places(base);
+        let places = first.latest_line(base);
         let own: Vec<Vec<Times>> = self.all().iter().map(|r| r.sums(lane, base, &places).0).collect();
         let other: Vec<Vec<Times>> = self.all().iter().map(|r| r.sums(base, base, &places).0).collect();
         // Requests up to the first one that is not known in both lanes of every repeat.
@@ -125,11 +155,10 @@ impl Comparison {
         let last = known.checked_sub(1);
         let lead_s = at(&own, last, |t| t.lead);
         let whole_lead_s = at(&own, last, |t| t.whole_lead);
-        let leads = (0..known).filter_map(|index| {
-            let seconds = at(&own, Some(index), |t| t.lead)?.median;
-            (seconds > 0.0).then_some(Lead { place: places[index], seconds })
-        });
-        let leads: Vec<Lead> = leads.collect();
+        let course: Vec<(Place, Spread)> = (0..known)
+            .filter_map(|index| Some((places[index], at(&own, Some(index), |t| t.lead)?)))
+            .collect();
+        let led = Led::of(&course);
         let curve = first.ledgers.get(base).and_then(Ledger::prefill_curve);
         Verdict {
             requests: known as u64,
@@ -143,21 +172,44 @@ impl Comparison {
             lead_s,
             whole_outcome: whole_lead_s.as_ref().map(Outcome::of),
             whole_lead_s,
-            led_until: leads.last().map(|lead| lead.place),
-            best_lead: leads
-                .into_iter()
-                .reduce(|best, next| if next.seconds > best.seconds { next } else { best }),
+            led_until: led.as_ref().map(|led| led.until),
+            led_from: led.as_ref().map(|led| led.from),
+            led_throughout: led.as_ref().is_some_and(|led| led.throughout),
+            best_lead: led.map(|led| led.best),
             scorer_sum_s: at(&own, last, |t| t.scorer_sum),
-            owed: Owed::by(first, lane, curve),
-            against_owed: Owed::by(first, base, curve),
+            owed: last.and_then(|index| Owed::by(first, lane, places[index], curve)),
+            against_owed: last.and_then(|index| Owed::by(first, base, places[index], curve)),
             ..Verdict::unknown(self, lane)
         }
     }
 
-    /// Whether the times are a cost model's rather than a machine's.
+    /// Whether the times are a cost model's rather than a machine's. Lanes of both kinds cannot be compared ([`Comparison::mismatch`]).
     pub fn is_simulated(&self) -> bool {
         let ledgers = self.all().iter().flat_map(|repeat| &repeat.ledgers);
         ledgers.filter_map(Ledger::run).any(|run| run.identity == Identity::Simulated)
+    }
+
+    /// Why the lanes cannot be compared, if they cannot: they are of different sessions, or some are simulated and others not.
+    pub fn mismatch(&self) -> Option<String> {
+        let runs = || {
+            let ledgers = self.all().first().map(|repeat| repeat.ledgers.as_slice()).unwrap_or_default();
+            self.names().iter().zip(ledgers).filter_map(|(name, ledger)| Some((name, ledger.run()?)))
+        };
+        let (name, first) = runs().next()?;
+        runs().find_map(|(other, run)| {
+            let simulated = |run: &RunFacts| run.identity == Identity::Simulated;
+            let what = |run: &RunFacts| if simulated(run) { "simulated" } else { "measured" };
+            if run.session != first.session {
+                Some(format!(
+                    "`{name}` is of the session \"{}\", `{other}` of \"{}\"",
+                    first.session, run.session
+                ))
+            } else if simulated(run) != simulated(first) {
+                Some(format!("the times of `{name}` are {}, those of `{other}` {}", what(first), what(run)))
+            } else {
+                None
+            }
+        })
     }
 
     /// What is not the same in every repeat, though it should be: everything but times. A repeat that is under way is compared as far as it has
@@ -204,9 +256,9 @@ fn difference(a: &RequestFacts, b: &RequestFacts) -> Option<String> {
 }
 
 impl Owed {
-    /// What the last request of the line of history that runs in `lane` leaves.
-    fn by(repeat: &Repeat, lane: usize, curve: Option<PrefillCurve>) -> Option<Owed> {
-        let last = repeat.ledgers.get(lane)?.requests().rfind(|request| !request.is_side())?;
+    /// What the request at `place` leaves in `lane`.
+    fn by(repeat: &Repeat, lane: usize, place: Place, curve: Option<PrefillCurve>) -> Option<Owed> {
+        let last = repeat.request(lane, place)?;
         let tokens = last.canonical_debt()?;
         let priced = curve.zip(last.canonical_tokens).zip(last.prompt_tokens);
         let seconds = priced.map(|((curve, from), to)| curve.seconds(from, to));
@@ -236,6 +288,8 @@ impl Verdict {
             whole_lead_s: None,
             whole_outcome: None,
             led_until: None,
+            led_from: None,
+            led_throughout: false,
             best_lead: None,
             scorer_sum_s: None,
             owed: None,
@@ -258,10 +312,16 @@ impl Verdict {
         if let Some((whole, outcome)) = self.whole_lead_s.as_ref().zip(self.whole_outcome) {
             text += &format!("; with replies it ends {}", self.standing(whole.median, outcome));
         }
-        if self.partial {
-            text += &format!(" (over the first {})", counted(self.requests, "request"));
+        let spread = self.lead_s.as_ref().filter(|lead| lead.min < 0.0 && lead.max > 0.0);
+        if spread.is_some() {
+            text += &format!("; {} repeats differ by more than that", self.repeats);
+        } else if self.repeats == 1 && !self.simulated {
+            text += " (one run)";
         }
-        text
+        match self.partial {
+            true => format!("over the first {}: {text}", counted(self.requests, "request")),
+            false => text,
+        }
     }
 
     /// How it went and how it ended.
@@ -275,16 +335,18 @@ impl Verdict {
         let best = self.best_lead.as_ref().map(|best| (best, self.led_until));
         match (best, outcome) {
             (Some((best, Some(until))), Outcome::Slower | Outcome::Tie) if self.led_until != self.last => {
-                format!(
-                    "{lane} led until turn {} (by {}{}), {ends}",
-                    until.label(),
-                    seconds(best.seconds),
-                    if best.place == until {
-                        String::new()
-                    } else {
-                        format!(" at turn {}", best.place.label())
-                    },
-                )
+                let when = match self.led_from {
+                    _ if self.led_throughout => format!("until turn {}", until.label()),
+                    Some(from) if from != until => {
+                        format!("from turn {} until turn {}", from.label(), until.label())
+                    }
+                    _ => format!("only after turn {}", until.label()),
+                };
+                let at = match best.place == until {
+                    true => String::new(),
+                    false => format!(" at turn {}", best.place.label()),
+                };
+                format!("{lane} led {when} (by {}{at}), {ends}", seconds(best.seconds))
             }
             (None, Outcome::Slower) => format!("{lane} never led, {ends}"),
             (Some((best, _)), Outcome::Faster) if Some(best.place) != self.last => {
@@ -299,7 +361,6 @@ impl Verdict {
         match outcome {
             Outcome::Faster => format!("{} ahead", seconds(lead)),
             Outcome::Slower => format!("{} behind", seconds(-lead)),
-            Outcome::Tie if self.repeats > 1 => format!("level ({} repeats differ by more)", self.repeats),
             Outcome::Tie => "level".to_owned(),
         }
     }

@@ -144,6 +144,8 @@ pub struct BreakEven {
     pub dense: TargetCurve,
     /// The target, sparse.
     pub sparse: TargetCurve,
+    /// Last tokens of a prompt that are kept whatever the fraction.
+    pub tail_tokens: u64,
 }
 
 impl BreakEven {
@@ -161,6 +163,7 @@ impl BreakEven {
     /// where `keep` is no fraction.
     pub fn gain(&self, suffix: u64, depth: u64, keep: f64) -> Option<Gain> {
         let kept = (suffix as f64 * fraction(keep)?).ceil() as u64;
+        let kept = kept.max(suffix.min(self.tail_tokens));
         Some(self.compare(depth, suffix, suffix, 0, kept))
     }
 
@@ -196,10 +199,27 @@ impl BreakEven {
             - step.map_or(0.0, |curve| curve.per_depth) * steps;
         let fixed = step.map_or(0.0, |curve| curve.per_token) * steps;
         let (from, to) = positive_between(square, linear, fixed)?;
+        let from = from.max(self.wins_over_the_tail(depth as u64, keep));
         let whole =
             |tokens: f64| if tokens < u64::MAX as f64 { tokens.ceil().max(1.0) as u64 } else { u64::MAX };
         let wins = whole(from)..to.map_or(u64::MAX, whole);
         (!wins.is_empty()).then_some(wins)
+    }
+
+    /// The suffix above which the sparse route can be sooner at all: while the tail is more than the fraction, that is what is kept.
+    fn wins_over_the_tail(&self, depth: u64, keep: f64) -> f64 {
+        let gains = |suffix: u64| self.gain_s(suffix, depth, keep).is_some_and(|gain| gain > 0.0);
+        // From `high` on the fraction is what is kept, and the curve above speaks.
+        let (mut low, mut high) = (self.tail_tokens, (self.tail_tokens as f64 / keep).ceil() as u64);
+        while low < high {
+            let middle = low.midpoint(high);
+            if gains(middle) {
+                high = middle;
+            } else {
+                low = middle + 1;
+            }
+        }
+        low as f64
     }
 }
 
@@ -304,7 +324,13 @@ impl Ledger {
         let dense = dense.prefill_curve().or_else(|| self.prefill_curve()).map(|curve| on(curve, 0));
         let sparse = kept.fit.whole().zip(kept.shortest).map(|(curve, shortest)| on(curve, shortest));
         let lent = |curve: TargetCurve| TargetCurve { borrowed: true, ..curve };
-        Some(BreakEven { scorer, dense: dense.or(sparse.map(lent))?, sparse: sparse.or(dense.map(lent))? })
+        let facts = self.run().and_then(|run| run.specprefill.as_ref());
+        Some(BreakEven {
+            scorer,
+            dense: dense.or(sparse.map(lent))?,
+            sparse: sparse.or(dense.map(lent))?,
+            tail_tokens: facts.and_then(|facts| facts.tail_tokens).unwrap_or(0),
+        })
     }
 }
 
@@ -334,7 +360,7 @@ mod tests {
     }
 
     fn even(scorer: ScorerCurve, target: TargetCurve) -> BreakEven {
-        BreakEven { scorer, dense: target, sparse: target }
+        BreakEven { scorer, dense: target, sparse: target, tail_tokens: 0 }
     }
 
     #[test]
@@ -391,6 +417,7 @@ mod tests {
     #[test]
     fn the_published_crossover_comes_out_of_the_published_rates() {
         let study = BreakEven {
+            tail_tokens: 0,
             scorer: ScorerCurve { lookahead_steps: 1.0, ..scorer(0.0, 0.0, 1.16) },
             dense: target(4.78e-3, 0.0),
             sparse: target(0.86e-3 / 0.2, 0.0),
@@ -455,6 +482,7 @@ mod tests {
         ) {
             let [dense, sparse, scoring, step] = rates;
             let found = BreakEven {
+            tail_tokens: 0,
                 scorer: scorer(scoring, slopes[0], step),
                 dense: target(dense, slopes[1]),
                 sparse: target(sparse, slopes[2]),
@@ -499,5 +527,16 @@ mod tests {
                 let _ = found.wins(suffix, keep);
             }
         }
+    }
+
+    #[test]
+    fn a_suffix_that_is_kept_for_its_tail_wins_nothing() {
+        let found = BreakEven { tail_tokens: 512, ..even(scorer(1e-4, 0.0, 0.05), target(1e-3, 0.0)) };
+        assert!(found.gain_s(512, 0, 0.05).unwrap() < 0.0, "all of it is computed, and scored on top");
+        let from = found.crossover(0.05).unwrap();
+        assert!(from > 512, "{from}");
+        assert!(
+            found.gain_s(from, 0, 0.05).unwrap() > 0.0 && found.gain_s(from - 1, 0, 0.05).unwrap() <= 0.0
+        );
     }
 }

@@ -5,11 +5,12 @@ use std::fmt::Write;
 /// Styles. Lanes differ in dash and colour; a page's colour scheme decides on ink and paper.
 const STYLE: &str = "\
 .paper{fill:#fff}.ink{fill:#1f2328}.faint{fill:#59636e}.axis{stroke:#59636e}.grid{stroke:#d1d9e0}\
-.l0{--c:#0969da}.l1{--c:#bc4c00}.l2{--c:#0f766e}.l3{--c:#a21caf}\
-.bar{fill:var(--c)}.mark{fill:var(--c)}.pale{fill:#afb8c1}.line{stroke:var(--c);fill:none;stroke-width:2}\
+.l0{fill:#0969da;stroke:#0969da}.l1{fill:#bc4c00;stroke:#bc4c00}.l2{fill:#0f766e;stroke:#0f766e}.l3{fill:#a21caf;stroke:#a21caf}\
+.bar,.mark{stroke:none}.pale{fill:#afb8c1;stroke:none}.line{fill:none;stroke-width:2}\
 text{font:12px system-ui,sans-serif}.h{font-size:15px;font-weight:600}\
 @media(prefers-color-scheme:dark){.paper{fill:#0d1117}.ink{fill:#f0f6fc}.faint{fill:#9198a1}.axis{stroke:#9198a1}.grid{stroke:#3d444d}\
-.l0{--c:#58a6ff}.l1{--c:#f0883e}.l2{--c:#2dd4bf}.l3{--c:#e879f9}.pale{fill:#4a525c}}";
+.l0{fill:#58a6ff;stroke:#58a6ff}.l1{fill:#f0883e;stroke:#f0883e}.l2{fill:#2dd4bf;stroke:#2dd4bf}.l3{fill:#e879f9;stroke:#e879f9}\
+.bar,.mark,.pale{stroke:none}.pale{fill:#4a525c}.line{fill:none}}";
 
 /// Dashes of the lanes' lines, so that they differ without colour.
 const DASHES: [&str; 4] = ["", "6 3", "2 3", "8 3 2 3"];

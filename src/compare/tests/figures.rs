@@ -232,7 +232,7 @@ fn the_verdict_tells_the_early_lead_the_end_and_what_is_owed() {
     assert!(sentence.starts_with("sparse led until turn 2 (by 6.00 s at turn 1), ends 8.00 s behind dense and owes 1,300 tokens (≈ 1"), "{sentence}");
     assert!(
         sentence.contains("; dense owes 20 tokens (≈ ")
-            && sentence.ends_with("; with replies it ends 8.00 s behind"),
+            && sentence.ends_with("; with replies it ends 8.00 s behind (one run)"),
         "{sentence}"
     );
 }
@@ -260,11 +260,14 @@ fn each_way_a_session_can_go_has_its_words() {
     let level = sentence(&[4.0, 2.0], &[3.0, 3.0]);
     assert!(level.starts_with("sparse led until turn 1 (by 1.00 s), ends level with dense and"), "{level}");
     let partial = sentence(&[4.0, 2.0], &[3.0]);
+    assert!(partial.starts_with("over the first 1 request: sparse ends 1.00 s ahead of dense"), "{partial}");
+    let late = sentence(&[1.0, 1.0, 5.0, 5.0, 1.0, 1.0], &[2.0, 2.0, 2.0, 2.0, 9.0, 2.0]);
     assert!(
-        partial.starts_with("sparse ends 1.00 s ahead of dense")
-            && partial.ends_with("(over the first 1 request)"),
-        "{partial}"
+        late.starts_with("sparse led from turn 3 until turn 4 (by 4.00 s), ends 5.00 s behind"),
+        "{late}"
     );
+    let once = sentence(&[1.0, 1.0, 5.0, 1.0], &[2.0, 2.0, 2.0, 5.0]);
+    assert!(once.starts_with("sparse led only after turn 3 (by 1.00 s), ends 3.00 s behind"), "{once}");
     assert_eq!(sentence(&[], &[]), "sparse and dense: no request has been answered in both");
 }
 
@@ -284,7 +287,11 @@ fn repeats_give_medians_and_a_difference_smaller_than_their_spread_is_a_tie() {
     let mixed = run(&[(2.0, 1.9), (2.0, 2.3), (2.0, 2.1)]);
     let verdict = mixed.verdicts().remove(0);
     assert_eq!((verdict.outcome, verdict.repeats), (Some(Outcome::Tie), 3));
-    assert!(verdict.sentence().contains("level (3 repeats differ by more)"), "{}", verdict.sentence());
+    let sentence = verdict.sentence();
+    assert!(
+        sentence.contains("level with") && sentence.ends_with("3 repeats differ by more than that"),
+        "{sentence}"
+    );
     let ttft = mixed.turns()[0].cells[1].as_ref().unwrap().ttft_s.unwrap();
     assert_eq!((ttft.median, ttft.min, ttft.max, ttft.repeats), (2.1, 1.9, 2.3, 3));
     assert!(mixed.disagreements().is_empty());
@@ -417,4 +424,55 @@ fn events_in_any_order_are_taken() {
     comparison.apply_event(0, &Event { seq: 0, at: Stamp(0), lane: None, request: Some(RequestId(4)), body });
     comparison.apply(&News::Over);
     assert!(comparison.over() && comparison.verdicts().is_empty() && comparison.rows().is_empty());
+}
+
+#[test]
+fn recordings_of_two_sessions_or_of_a_model_and_a_machine_are_not_compared() {
+    let mut comparison = lanes(&["a", "b"]);
+    let started = |session: &str, identity| {
+        let facts = RunFacts { session: session.to_owned(), identity, ..run() };
+        Event { seq: 0, at: Stamp(0), lane: None, request: None, body: Body::RunStarted(Box::new(facts)) }
+    };
+    comparison.apply_event(0, &started("one", Identity::Bitwise));
+    comparison.apply_event(1, &started("one", Identity::Tolerance));
+    assert_eq!(comparison.mismatch(), None);
+    comparison.apply_event(1, &started("two", Identity::Bitwise));
+    assert!(comparison.mismatch().unwrap().contains("\"two\""));
+    comparison.apply_event(1, &started("one", Identity::Simulated));
+    assert!(comparison.mismatch().unwrap().contains("simulated"));
+}
+
+#[test]
+fn a_fork_is_another_course_of_the_session_and_adds_nothing_to_what_it_replaces() {
+    let near = |a: f64, b: f64| (a - b).abs() < 1e-6;
+    let mut comparison = lanes(&["dense", "sparse"]);
+    for (lane, ttft) in [(0, 1.0), (1, 2.0)] {
+        tell(&mut comparison, lane, &[told(100, 0, 64, ttft), told(200, 64, 192, 10.0 * ttft)]);
+        let mut say = |at: f64, request: Option<u64>, body: Body| {
+            let (at, request) = (Stamp(Nanos::from_seconds(at).0), request.map(RequestId));
+            comparison.apply_event(lane, &Event { seq: 0, at, lane: Some(LaneId(1)), request, body });
+        };
+        say(50.0, None, Body::LaneOpened { parent: Some(A), at_turn: Some(2), title: String::new() });
+        let arrival = Arrival {
+            turn: 2,
+            name: "edited".to_owned(),
+            source: Source::Edit,
+            change: HistoryChange::Edit,
+            idle: None,
+            prompt_tokens: 200,
+            segments: Vec::new(),
+            items: Vec::new(),
+            max_output_tokens: None,
+        };
+        say(50.0, Some(3), Body::Arrived(Box::new(arrival)));
+        let token = Body::Token { token: 1, text: String::new(), index: 0, margin: None };
+        say(50.0 + 3.0 * ttft, Some(3), token);
+    }
+    let turns = comparison.turns();
+    let sum = |turn: usize, lane: usize| turns[turn].cells[lane].as_ref().unwrap().ttft_sum_s.unwrap().median;
+    assert!(near(sum(1, 0), 11.0) && near(sum(1, 1), 22.0), "the session's own line");
+    assert!(near(sum(2, 0), 1.0 + 3.0) && near(sum(2, 1), 2.0 + 6.0), "the fork's");
+    let verdict = comparison.verdicts().remove(0);
+    assert_eq!(verdict.requests, 2);
+    assert!(near(verdict.lead_s.unwrap().median, 4.0 - 8.0), "the verdict is on the line that ran last");
 }

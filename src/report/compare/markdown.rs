@@ -47,7 +47,7 @@ pub fn report(comparison: &Comparison, stem: &str, command: &str) -> Report {
     text.push_str(
         "\nTokens, but for times: `ckpt` is what was restored, `suffix` what lies behind it, `computed` what the target computed of that, `debt` what \
          of the prompt is not restorable when its request has ended. `lead` is how much less summed time to first token the lane has taken than the \
-         one it is compared with. `≠ 3 (0.04)` is the first reply token that differs, and by how much the other lane preferred its own. `–` was \
+         one it is compared with. `≠ 3 (0.04)` says that the third reply token is the first that differs, and by how much the other lane preferred its own. `–` was \
          not measured.\n\n## What it rests on\n\n",
     );
     let hashes = comparison.names().iter().enumerate().filter_map(|(lane, name)| {

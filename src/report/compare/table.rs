@@ -177,7 +177,7 @@ pub(super) fn signed_seconds(value: f64) -> String {
     format!("{sign}{}", seconds(value.abs()))
 }
 
-/// `same`; `≠ 3 (0.04)`: the first token that differs, and by how much the compared lane preferred its own. Nothing in that lane itself.
+/// `same`; `≠ 3 (0.04)`: the third token is the first that differs, and by how much the compared lane preferred its own. Nothing in that lane itself.
 fn reply(line: &Line<'_>) -> String {
     let unknown = || if line.lane == line.comparison.base() { String::new() } else { UNMEASURED.to_owned() };
     let Some(ReplyDifference { same_text, first_differing, margin, .. }) = line.cell.reply else {
@@ -185,7 +185,7 @@ fn reply(line: &Line<'_>) -> String {
     };
     let margin = margin.map(|m| format!(" ({m:.2})")).unwrap_or_default();
     match (first_differing, same_text) {
-        (Some(index), _) => format!("≠ {index}{margin}"),
+        (Some(index), _) => format!("≠ {}{margin}", index + 1),
         (None, Some(true)) => "same".to_owned(),
         (None, Some(false)) => "differs".to_owned(),
         (None, None) => unknown(),
