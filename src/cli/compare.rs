@@ -140,7 +140,7 @@ fn show(options: &Options, session: Session, configs: Vec<(String, Config)>) -> 
     if !conditions.is_empty() {
         runs.lockstep.send(Command::Break { conditions });
     }
-    let send = Box::new(|command| runs.lockstep.send(command));
+    let send = Box::new(|to, command| runs.lockstep.tell(to, command));
     let source = Source::Lanes { names: names.clone(), send, news };
     let shown = tui::run(TuiOptions { ui, log, log_file, provoke: None }, source);
     runs.finish(true)?;

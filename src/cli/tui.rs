@@ -18,7 +18,7 @@ use crate::engine::Command;
 use crate::event::{Body, ChannelSink, Event, Fanout, record};
 use crate::session::Session;
 use crate::tui::log::{LogRing, RingLayer};
-use crate::tui::{self, ExitReason, OpenLanes, Provoke, Send, Source, TuiError, TuiOptions, terminal};
+use crate::tui::{self, ExitReason, OpenLanes, Provoke, SendTo, Source, TuiError, TuiOptions, terminal};
 
 pub(super) const EXAMPLES: &[Example] = &[
     ("escarp tui --device sim --session steady", "no model file needed"),
@@ -135,7 +135,7 @@ impl Beside {
             })?);
             *kept.borrow_mut() = Some(Rc::clone(&lanes));
             let names = lanes.lockstep.names().to_vec();
-            Ok((names, Box::new(move |command| lanes.lockstep.send(command)) as Send<'a>, news))
+            Ok((names, Box::new(move |to, command| lanes.lockstep.tell(to, command)) as SendTo<'a>, news))
         })
     }
 

@@ -44,8 +44,10 @@ pub enum News {
 
 /// Whom a command is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum To {
+pub enum To {
+    /// Every lane.
     All,
+    /// The lane at this place.
     One(usize),
 }
 
@@ -105,12 +107,17 @@ impl Lockstep {
     /// A command that makes lanes compute does so in one after the other. One that changes what they would compute waits until no lane is
     /// in the middle of a round, so that it finds all of them at the same place.
     pub fn send(&self, command: Command) -> bool {
-        self.inbox.send(Message::Command(To::All, command)).is_ok()
+        self.tell(To::All, command)
     }
 
     /// Has one lane obey, by its place. A lane that is driven by itself goes ahead; the next step of all lets the others catch up.
     pub fn send_to(&self, lane: usize, command: Command) -> bool {
-        self.inbox.send(Message::Command(To::One(lane), command)).is_ok()
+        self.tell(To::One(lane), command)
+    }
+
+    /// [`Lockstep::send`] or [`Lockstep::send_to`], as `to` says.
+    pub fn tell(&self, to: To, command: Command) -> bool {
+        self.inbox.send(Message::Command(to, command)).is_ok()
     }
 
     /// Ends all lanes and waits until they have ended.

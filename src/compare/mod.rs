@@ -18,7 +18,7 @@ mod verdict;
 pub use comparison::Comparison;
 pub use kept::{SegmentKept, kept_ranges};
 pub use lane::{BadLane, DENSE, LANES, LaneSpec, SPARSE, lanes};
-pub use lockstep::{LaneSetup, Lockstep, News};
+pub use lockstep::{LaneSetup, Lockstep, News, To};
 pub use reply::{Closeness, ReplyDifference};
 pub use row::CompareRow;
 pub use spread::Spread;

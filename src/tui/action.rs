@@ -1,6 +1,8 @@
 //! The one table of actions. Dispatch, footer hints, help, the command palette and the README's key table are all
 //! made from [`ACTIONS`], so they cannot disagree. What is in the palette only, and may well be wanted rarely, has no key.
 
+use std::borrow::Cow;
+
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::app::{Model, Pane};
@@ -8,6 +10,7 @@ use super::faults;
 use super::sparse;
 use crate::engine::Fault;
 use crate::event::{Gate, Phase};
+use crate::ledger::Ledger;
 
 /// What the researcher can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -154,6 +157,9 @@ impl Key {
     }
 }
 
+/// Whether an action makes sense now; if not, why not.
+pub type Enabled = Result<(), Cow<'static, str>>;
+
 /// One action.
 pub struct Action {
     /// Which.
@@ -169,7 +175,7 @@ pub struct Action {
     /// When it exists.
     pub exists: Exists,
     /// Whether it makes sense now; if not, why not.
-    pub enabled: fn(&Model) -> Result<(), &'static str>,
+    pub enabled: fn(&Model) -> Enabled,
 }
 
 const RUN: &str = "Run";
@@ -214,132 +220,153 @@ impl Action {
         Action { hint, ..self }
     }
 
-    const fn when(self, enabled: fn(&Model) -> Result<(), &'static str>) -> Action {
+    const fn when(self, enabled: fn(&Model) -> Enabled) -> Action {
         Action { enabled, ..self }
     }
 }
 
-fn always(_: &Model) -> Result<(), &'static str> {
+fn always(_: &Model) -> Enabled {
     Ok(())
 }
 
-fn engine_alive(model: &Model) -> Result<(), &'static str> {
+/// Of lanes that are compared, one that goes on is enough.
+fn engine_alive(model: &Model) -> Enabled {
+    if !model.source_closed && model.runs.living().next().is_some() {
+        return Ok(());
+    }
     if model.ledger().failure().is_some() {
-        return Err("the engine has failed; restart to go on");
+        return Err("the engine has failed; restart to go on".into());
     }
-    if model.ledger().ended() || model.source_closed {
-        return Err("the engine has ended");
-    }
-    Ok(())
+    Err("the engine has ended".into())
 }
 
-fn can_advance(model: &Model) -> Result<(), &'static str> {
+/// Whether the run in focus goes on, whatever other lanes do.
+fn alive_in_focus(model: &Model) -> Enabled {
     engine_alive(model)?;
-    if model.ledger().run().is_none() {
-        return Err("the model is still loading");
-    }
-    let held = model.running().is_some();
-    let next = model.ledger().lane(model.ui.lane).and_then(|lane| lane.next_turn);
-    if !held && next.is_none() {
-        return Err("this lane has no further turn; `i` injects one");
+    let ledger = model.ledger();
+    if ledger.failure().is_some() || ledger.ended() {
+        return Err("the engine of the lane in focus has ended; `.` puts another lane in focus".into());
     }
     Ok(())
 }
 
-fn can_pause(model: &Model) -> Result<(), &'static str> {
+/// Whether a run that goes on has begun.
+fn is_loaded(model: &Model) -> Enabled {
+    engine_alive(model)?;
+    if model.runs.living().any(|ledger| ledger.run().is_some()) {
+        Ok(())
+    } else {
+        Err("the model is still loading".into())
+    }
+}
+
+fn can_advance(model: &Model) -> Enabled {
+    is_loaded(model)?;
+    let held = model.running().is_some();
+    let next = |ledger: &Ledger| ledger.lane(model.ui.lane).is_some_and(|lane| lane.next_turn.is_some());
+    if !held && !model.runs.living().any(next) {
+        return Err("this lane has no further turn; `i` injects one".into());
+    }
+    Ok(())
+}
+
+fn can_pause(model: &Model) -> Enabled {
     engine_alive(model)?;
     match model.runs.gate() {
         Some((Gate::Paused | Gate::AfterPhase, _)) => Ok(()),
         Some((Gate::Running, _)) => Ok(()),
         _ if model.running().is_some() => Ok(()),
-        _ => Err("nothing is running; `n` runs a turn, `r` all of them"),
+        _ => Err("nothing is running; `n` runs a turn, `r` all of them".into()),
     }
 }
 
-fn can_cancel(model: &Model) -> Result<(), &'static str> {
+fn can_cancel(model: &Model) -> Enabled {
     engine_alive(model)?;
-    if model.running().is_some() { Ok(()) } else { Err("no request is running") }
+    if model.running().is_some() { Ok(()) } else { Err("no request is running".into()) }
 }
 
-fn can_inject(model: &Model) -> Result<(), &'static str> {
-    engine_alive(model)?;
-    if model.ledger().run().is_some() { Ok(()) } else { Err("the model is still loading") }
+fn can_inject(model: &Model) -> Enabled {
+    is_loaded(model)
 }
 
-fn can_inflict<const FORM: usize>(model: &Model) -> Result<(), &'static str> {
+fn can_inflict<const FORM: usize>(model: &Model) -> Enabled {
     engine_alive(model)?;
-    faults::obstacle(model, FORM)
+    Ok(faults::obstacle(model, FORM)?)
 }
 
-fn can_edit(model: &Model) -> Result<(), &'static str> {
+fn can_edit(model: &Model) -> Enabled {
     engine_alive(model)?;
     let request = model.selected().ok_or("no turn to edit yet")?;
     if request.phase != Phase::Done {
-        return Err("wait until this turn is over, or cancel it");
+        return Err("wait until this turn is over, or cancel it".into());
     }
     if super::editor::editable_item(&request.items).is_none() {
-        return Err("this turn has no message that can be edited");
+        return Err("this turn has no message that can be edited".into());
     }
     Ok(())
 }
 
-fn can_go_forward(model: &Model) -> Result<(), &'static str> {
+fn can_go_forward(model: &Model) -> Enabled {
     match &model.recording {
-        Some(r) if r.at_end() => Err("this is the end of the recording"),
+        Some(r) if r.at_end() => Err("this is the end of the recording".into()),
         _ => Ok(()),
     }
 }
 
-fn can_go_back(model: &Model) -> Result<(), &'static str> {
+fn can_go_back(model: &Model) -> Enabled {
     match &model.recording {
-        Some(r) if r.at_start() => Err("this is the start of the recording"),
+        Some(r) if r.at_start() => Err("this is the start of the recording".into()),
         _ => Ok(()),
     }
 }
 
-fn has_other_lanes(model: &Model) -> Result<(), &'static str> {
+fn has_other_lanes(model: &Model) -> Enabled {
     if model.ledger().lanes().count() > 1 {
         Ok(())
     } else {
-        Err("there is one lane; `e` edits a turn and forks")
+        Err("there is one lane; `e` edits a turn and forks".into())
     }
 }
 
-fn can_explore(model: &Model) -> Result<(), &'static str> {
+fn can_explore(model: &Model) -> Enabled {
     let scored = model.ledger().requests().any(|request| request.scored.is_some());
     let has_scorer = model.ledger().run().is_some_and(|run| run.specprefill.is_some());
-    if scored || has_scorer { Ok(()) } else { Err("no scorer is loaded, and nothing was scored") }
+    match () {
+        () if scored || has_scorer => Ok(()),
+        () if sparse::is_scored_elsewhere(model) => Err(sparse::no_scorer_here(model).into()),
+        () => Err("no scorer is loaded, and nothing was scored".into()),
+    }
 }
 
 /// Whether sparse prefill can be set by hand.
-pub(super) fn can_set_specprefill(model: &Model) -> Result<(), &'static str> {
-    engine_alive(model)?;
-    sparse::obstacle(model.ledger())
+pub(super) fn can_set_specprefill(model: &Model) -> Enabled {
+    alive_in_focus(model)?;
+    sparse::obstacle_in_focus(model)
 }
 
-fn has_other_runs(model: &Model) -> Result<(), &'static str> {
+fn has_other_runs(model: &Model) -> Enabled {
     if model.runs.are_compared() {
         Ok(())
     } else {
-        Err("nothing is compared; `c` compares dense with sparse")
+        Err("nothing is compared; `c` compares dense with sparse".into())
     }
 }
 
-fn can_compare(model: &Model) -> Result<(), &'static str> {
+fn can_compare(model: &Model) -> Enabled {
     if model.can_compare || model.beside {
         return Ok(());
     }
     if model.runs.are_compared() {
-        return Err("this is the comparison; there is no run beside it");
+        return Err("this is the comparison; there is no run beside it".into());
     }
-    Err("no second engine can be started here; `escarp compare --tui` compares")
+    Err("no second engine can be started here; `escarp compare --tui` compares".into())
 }
 
-fn can_filter(model: &Model) -> Result<(), &'static str> {
+fn can_filter(model: &Model) -> Enabled {
     if model.ui.focus.filterable() {
         Ok(())
     } else {
-        Err("this pane has nothing to filter; session, transcript, events and log do")
+        Err("this pane has nothing to filter; session, transcript, events and log do".into())
     }
 }
 

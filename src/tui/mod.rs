@@ -41,7 +41,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use crate::compare::News;
+use crate::compare::{News, To};
 use crate::config::UiConfig;
 use crate::engine::Command;
 use crate::event::Event;
@@ -87,9 +87,12 @@ pub enum Provoke {
 /// Sends a command; `false` when who is to obey has ended.
 pub type Send<'a> = Box<dyn FnMut(Command) -> bool + 'a>;
 
+/// Sends a command to every lane or to one; `false` when all have ended.
+pub type SendTo<'a> = Box<dyn FnMut(To, Command) -> bool + 'a>;
+
 /// Starts the lanes of a comparison: their names, the way to them, and what they tell. Otherwise why it cannot be done.
 pub type OpenLanes<'a> =
-    Box<dyn FnMut() -> Result<(Vec<String>, Send<'a>, mpsc::UnboundedReceiver<News>), String> + 'a>;
+    Box<dyn FnMut() -> Result<(Vec<String>, SendTo<'a>, mpsc::UnboundedReceiver<News>), String> + 'a>;
 
 /// What the interface shows.
 pub enum Source<'a> {
@@ -106,8 +109,8 @@ pub enum Source<'a> {
     Lanes {
         /// Their names, by their places.
         names: Vec<String>,
-        /// Sends a command to all of them; `false` when all have ended.
-        send: Send<'a>,
+        /// Sends a command to all of them or to one; `false` when all have ended.
+        send: SendTo<'a>,
         /// What they tell.
         news: mpsc::UnboundedReceiver<News>,
     },
@@ -206,7 +209,7 @@ enum Inbox {
 
 /// The way to and from an engine, or several.
 pub struct Link<'a> {
-    send: Send<'a>,
+    send: SendTo<'a>,
     inbox: Inbox,
     compare: Option<OpenLanes<'a>>,
 }
@@ -232,7 +235,8 @@ impl Link<'_> {
 /// The model that shows `source`, and the link to its engine, if it has one.
 pub fn model_of(source: Source<'_>, log: LogRing) -> (Model, Option<Link<'_>>) {
     match source {
-        Source::Live { send, events, compare } => {
+        Source::Live { mut send, events, compare } => {
+            let send = Box::new(move |_, command| send(command));
             let mut model = Model::live(Vec::new(), log);
             model.can_compare = compare.is_some();
             (model, Some(Link { send, inbox: Inbox::Run(events), compare }))
@@ -269,8 +273,8 @@ impl<'a> Desk<'a> {
         }
     }
 
-    fn send(&mut self, command: Command) {
-        let sent = self.link.as_mut().is_some_and(|link| (link.send)(command));
+    fn send(&mut self, to: To, command: Command) {
+        let sent = self.link.as_mut().is_some_and(|link| (link.send)(to, command));
         if !sent {
             update(&mut self.model, Msg::SourceClosed);
         }
@@ -449,7 +453,8 @@ impl<S: Surface, I: EventSource> App<S, I> {
     fn perform(&mut self, desk: &mut Desk<'_>, effect: Effect) -> Result<Option<ExitReason>, TuiError> {
         match effect {
             Effect::Quit => return Ok(Some(ExitReason::Quit)),
-            Effect::Send(command) => desk.send(command),
+            Effect::Send(command) => desk.send(To::All, command),
+            Effect::SendTo(place, command) => desk.send(To::One(place), command),
             // The loop's own.
             Effect::AwaitTypingPause | Effect::Compare => {}
             Effect::Mouse(on) => self.screen.capture_mouse(on)?,
@@ -491,7 +496,7 @@ fn switch_desks<'a>(desk: &mut Desk<'a>, other: &mut Option<Desk<'a>>) {
     }
     let Some(other) = other else { return };
     if desk.model.running().is_some() {
-        desk.send(Command::Pause);
+        desk.send(To::All, Command::Pause);
     }
     std::mem::swap(desk, other);
     desk.model.arrive();

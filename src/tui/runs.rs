@@ -81,6 +81,17 @@ impl Runs {
         self.comparison.names().get(place).map_or("", String::as_str)
     }
 
+    /// `lane sparse: ` before words about the run at `place`; nothing where there is one run only.
+    pub fn label(&self, place: usize) -> String {
+        if self.are_compared() { format!("lane {}: ", self.name(place)) } else { String::new() }
+    }
+
+    /// What the runs have told whose engines go on.
+    pub fn living(&self) -> impl Iterator<Item = &Ledger> {
+        let all = (0..self.count()).map(|place| self.ledger_of(place));
+        all.filter(|ledger| ledger.failure().is_none() && !ledger.ended())
+    }
+
     /// What the run in focus has told.
     pub fn ledger(&self) -> &Ledger {
         self.ledger_of(self.focus)

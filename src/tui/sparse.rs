@@ -1,6 +1,8 @@
 //! Sparse prefill in words: what is in effect and who said so, what was decided for a request, what its scorer did; and the key that
 //! switches it.
 
+use std::borrow::Cow;
+
 use super::app::{Effect, Model};
 use super::text::{about, thousands};
 use crate::config::SparseOverride;
@@ -18,6 +20,26 @@ pub static WORDS: &[(&str, &str)] = &[
     ("draft", "■ restored by the scorer, ░ prefilled by it, ● stored up to here"),
     ("approx.", "text is mapped to tokens in proportion, within a segment"),
 ];
+
+/// Why sparse prefill cannot be switched in the run in focus, if it cannot.
+pub(super) fn obstacle_in_focus(model: &Model) -> Result<(), Cow<'static, str>> {
+    if obstacle(model.ledger()).is_err() && is_scored_elsewhere(model) {
+        return Err(no_scorer_here(model).into());
+    }
+    Ok(obstacle(model.ledger())?)
+}
+
+/// Whether another lane than the one in focus has a scorer.
+pub(super) fn is_scored_elsewhere(model: &Model) -> bool {
+    let has_scorer = |ledger: &Ledger| ledger.run().is_some_and(|run| run.specprefill.is_some());
+    !has_scorer(model.ledger()) && model.runs.living().any(has_scorer)
+}
+
+/// That another lane has the scorer.
+pub(super) fn no_scorer_here(model: &Model) -> String {
+    let name = super::text::sanitise(model.runs.name(model.runs.focus())).replace('\n', " ");
+    format!("lane {name} has no scorer; `.` puts another lane in focus")
+}
 
 /// Why sparse prefill cannot be switched, if it cannot.
 pub(super) fn obstacle(ledger: &Ledger) -> Result<(), &'static str> {
@@ -44,11 +66,12 @@ fn is_on(ledger: &Ledger) -> bool {
         .unwrap_or(false)
 }
 
-/// Has it switched for the requests from here on. What was set by hand beside it stays.
-pub(super) fn toggle(model: &mut Model) -> Vec<Effect> {
+/// Has it switched for the requests from here on, of lanes in the one in focus. What was set by hand beside it stays.
+pub(super) fn toggle(model: &Model) -> Vec<Effect> {
     let ledger = model.ledger();
     let on = !is_on(ledger);
-    vec![Effect::Send(Command::SpecPrefill(SparseOverride { enabled: Some(on), ..ledger.sparse_by_hand() }))]
+    let set = SparseOverride { enabled: Some(on), ..ledger.sparse_by_hand() };
+    vec![model.send_to_focus(Command::SpecPrefill(set))]
 }
 
 /// What is told once it was switched: what holds from here on, or what stands against it.
@@ -73,8 +96,19 @@ pub(super) fn switched_words(ledger: &Ledger) -> String {
             }
         }
         Some(false) => "SpecPrefill off by hand from the next request on: every suffix is computed".into(),
-        None => format!("SpecPrefill as configured from the next request on{}", knobs(ledger)),
+        None => match by_hand_words(by_hand) {
+            Some(set) => format!("{set} by hand from the next request on; the switch as configured"),
+            None => format!("SpecPrefill as configured from the next request on{}", knobs(ledger)),
+        },
     }
+}
+
+/// `keep 0.30, threshold 8,192`: what of them is set by hand.
+fn by_hand_words(by_hand: SparseOverride) -> Option<String> {
+    let keep = by_hand.keep.map(|keep| format!("keep {}", fraction(keep)));
+    let threshold = by_hand.threshold.map(|threshold| format!("threshold {}", thousands(threshold)));
+    let set: Vec<String> = keep.into_iter().chain(threshold).collect();
+    (!set.is_empty()).then(|| set.join(", "))
 }
 
 /// `: suffixes above 8,192 tokens, keep 0.20`.

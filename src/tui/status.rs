@@ -275,13 +275,15 @@ fn gate_words(model: &Model) -> String {
         let (at, of) = recording.progress();
         return format!("RECORDING {at} of {of}");
     }
-    if model.ledger().failure().is_some() {
-        return "ENGINE FAILED".to_owned();
-    }
-    if model.source_closed || model.ledger().ended() {
-        return "ENGINE ENDED".to_owned();
-    }
-    let lane = model.ledger().lane(model.ui.lane);
+    // Of lanes that are compared, one that goes on is enough; a failure is told among the warnings.
+    let living = model.runs.living().next().filter(|_| !model.source_closed);
+    let Some(living) = living else {
+        let failed = model.ledger().failure().is_some();
+        return if failed { "ENGINE FAILED" } else { "ENGINE ENDED" }.to_owned();
+    };
+    let ledger = model.ledger();
+    let goes_on = ledger.failure().is_none() && !ledger.ended();
+    let lane = if goes_on { ledger } else { living }.lane(model.ui.lane);
     let turns = lane.map_or(0, |l| l.turns);
     if let Some((place, request)) = model.running_in() {
         let phase = match request.phase {

@@ -75,8 +75,10 @@ pub enum Msg {
 /// Something to do outside.
 #[derive(Debug, PartialEq)]
 pub enum Effect {
-    /// Send a command to the engine.
+    /// Send a command to the engine; of several, to every one.
     Send(Command),
+    /// Send a command to the engine of the lane at this place only.
+    SendTo(usize, Command),
     /// Open a comparison of the session, or return to it, or from it.
     Compare,
     /// Say [`Msg::TypingPaused`] as soon as nothing was typed for a moment.
@@ -143,6 +145,15 @@ impl Model {
             .is_some_and(|(place, running)| place == self.runs.focus() && running.id == request.id)
     }
 
+    /// Has the run in focus obey: of lanes that are compared, no other.
+    pub(super) fn send_to_focus(&self, command: Command) -> Effect {
+        if self.runs.are_compared() {
+            Effect::SendTo(self.runs.focus(), command)
+        } else {
+            Effect::Send(command)
+        }
+    }
+
     fn show_recording(&mut self) {
         let Some(recording) = &self.recording else { return };
         self.runs.show(recording.visible());
@@ -201,8 +212,9 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
 }
 
 fn on_event(model: &mut Model, place: usize, event: &Event) {
-    // All lanes of a comparison do what one does: one of them is told of.
-    if place != model.runs.focus() && !matches!(event.body, Body::EngineFailed { .. }) {
+    // What all lanes of a comparison do is told of one of them; what one does by itself, whichever it is.
+    let of_any = matches!(event.body, Body::EngineFailed { .. } | Body::SpecPrefillSet { .. });
+    if place != model.runs.focus() && !of_any {
         return;
     }
     match &event.body {
@@ -220,8 +232,9 @@ fn on_event(model: &mut Model, place: usize, event: &Event) {
         }
         Body::EngineFailed { message } => model.warn(format!("engine failed: {message}")),
         Body::SpecPrefillSet { .. } => {
-            let words = sparse::switched_words(model.ledger());
-            model.toast(words);
+            let words = sparse::switched_words(model.runs.ledger_of(place));
+            let lane = model.runs.label(place);
+            model.toast(format!("{lane}{words}"));
         }
         Body::SparseFellBack { message } => model.warn(format!("fell back to dense: {message}")),
         Body::FaultInjected { fault, outcome } => model.toast(format!("{fault}: {outcome}")),

@@ -118,10 +118,11 @@ pub(super) fn on_explorer_key(model: &mut Model, key: KeyEvent, mut explorer: Bo
         }
         Outcome::Ask => {
             model.ui.ticket += 1;
-            effects.extend(explorer.question(model.ui.ticket).map(Effect::Send));
+            let question = explorer.question(model.ui.ticket);
+            effects.extend(question.map(|question| model.send_to_focus(question)));
         }
         Outcome::Set(command) => match action::can_set_specprefill(model) {
-            Ok(()) => effects.push(Effect::Send(command)),
+            Ok(()) => effects.push(model.send_to_focus(command)),
             Err(why) => model.warn(why),
         },
     }

@@ -2,6 +2,7 @@
 
 use crossterm::event::KeyCode;
 use escarp::compare::News;
+use escarp::config::SparseOverride;
 use escarp::engine::Command;
 use escarp::event::*;
 use escarp::tui::app::{Effect, Model, Msg, Pane, update};
@@ -194,6 +195,89 @@ fn an_engine_that_failed_is_named_by_its_lane() {
     let text = bench.text(120, 40);
     assert!(text.contains("engine of lane sparse failed: out of pages"), "{text}");
     assert!(text.contains("ENGINE FAILED"), "{text}");
+}
+
+/// A scorer for the lane whose events these are, so that sparse prefill can be switched there.
+fn with_scorer(mut events: Vec<Event>) -> Vec<Event> {
+    if let Some(Body::RunStarted(run)) = events.first_mut().map(|event| &mut event.body) {
+        run.specprefill = Some(SpecPrefillFacts {
+            enabled: None,
+            keep: 0.2,
+            threshold: 8_192,
+            scorer: "talus".into(),
+            leaves: "nothing".into(),
+            tail_tokens: Some(64),
+            pool: Some(13),
+            aggregation: None,
+        });
+    }
+    events
+}
+
+/// Dense, and two sparse lanes.
+fn three() -> Bench {
+    let news = told(0, lane(|_| 1.0, false, REPLY))
+        .chain(told(1, with_scorer(lane(|_| 0.5, false, REPLY))))
+        .chain(told(2, with_scorer(lane(|_| 0.7, false, REPLY))));
+    bench(&["dense", "sparse", "keep10"], news.chain([News::Gate(Gate::BeforeTurn)]).collect())
+}
+
+fn of_lane(lane: usize, body: Body) -> News {
+    News::Event { lane, event: Event { request: None, ..super::event(9_000, body) } }
+}
+
+#[test]
+fn what_is_set_by_hand_goes_to_the_lane_in_focus_alone_and_the_words_name_it() {
+    let mut bench = three();
+    assert_eq!(bench.press('o'), []);
+    let words = "lane dense has no scorer; `.` puts another lane in focus";
+    assert!(bench.text(80, 24).contains(words), "{}", bench.text(80, 24));
+    assert_eq!(bench.press('t'), []);
+    assert!(bench.text(80, 24).contains(words), "{}", bench.text(80, 24));
+
+    bench.press('.');
+    let set = SparseOverride { enabled: Some(true), ..SparseOverride::default() };
+    assert_eq!(bench.press('o'), [Effect::SendTo(1, Command::SpecPrefill(set))], "only the switch changes");
+    let told = Body::SpecPrefillSet { enabled: Some(true), keep: None, threshold: None };
+    update(&mut bench.model, Msg::News(vec![of_lane(1, told)]));
+    assert!(bench.text(120, 40).contains("lane sparse: SpecPrefill on by hand"), "{}", bench.text(120, 40));
+
+    bench.press('.');
+    bench.press('t');
+    bench.key(KeyCode::Right);
+    let [Effect::SendTo(2, Command::SpecPrefill(set))] = &bench.key(KeyCode::Enter)[..] else { panic!() };
+    assert_eq!((set.enabled, set.keep, set.threshold), (None, Some(0.25), Some(8_192)));
+    let told = Body::SpecPrefillSet { enabled: None, keep: Some(0.25), threshold: Some(8_192) };
+    update(&mut bench.model, Msg::News(vec![of_lane(2, told)]));
+    let text = bench.text(120, 40);
+    assert!(text.contains("lane keep10: keep 0.25, threshold 8,192 by hand"), "{text}");
+    assert!(text.contains("the switch as configured"), "{text}");
+}
+
+#[test]
+fn a_breakpoint_that_hits_in_another_lane_is_told_as_that_ones() {
+    let mut bench = two();
+    let hit = Body::BreakpointHit { condition: "suffix>4000".into(), observed: "suffix 4,096".into() };
+    let request = Some(RequestId(8));
+    let event = Event { request, ..super::event(9_000, hit) };
+    update(&mut bench.model, Msg::News(vec![News::Event { lane: 1, event }]));
+    let frame = rows(&bench.frame(120, 40));
+    assert!(frame[0].contains("BREAK BEFORE TURN 9"), "{}", frame[0]);
+    assert!(frame[2].contains("BREAKPOINT lane sparse: suffix>4000 at turn 8: suffix 4,096"), "{}", frame[2]);
+}
+
+#[test]
+fn lanes_that_go_on_are_driven_though_the_one_in_focus_has_failed() {
+    let failed = || Body::EngineFailed { message: "out of pages".into() };
+    let mut bench = two();
+    update(&mut bench.model, Msg::News(vec![of_lane(0, failed())]));
+    let lane = LaneId(0);
+    assert_eq!(bench.press('n'), [Effect::Send(Command::StepTurn { lane })]);
+    assert_eq!(bench.press('r'), [Effect::Send(Command::Run { lane })]);
+    assert!(rows(&bench.frame(120, 40))[0].contains("BEFORE TURN 9"));
+    update(&mut bench.model, Msg::News(vec![of_lane(1, failed())]));
+    assert_eq!(bench.press('n'), []);
+    assert!(rows(&bench.frame(120, 40))[0].contains("ENGINE FAILED"));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crossterm::event::{Event as TerminalEvent, KeyCode, KeyEvent, KeyModifiers};
-use escarp::compare::News;
+use escarp::compare::{News, To};
 use escarp::engine::{Command, Subject};
 use escarp::event::{Body, Event, Gate, LaneId, RequestId, Stamp};
 use escarp::tui::cadence::Cadence;
@@ -94,7 +94,7 @@ struct Running {
     commands: mpsc::UnboundedReceiver<Command>,
     /// What lanes tell once they are opened, and what they are told.
     lanes: mpsc::UnboundedSender<News>,
-    lane_commands: mpsc::UnboundedReceiver<Command>,
+    lane_commands: mpsc::UnboundedReceiver<(To, Command)>,
     surface: Fake,
 }
 
@@ -133,7 +133,7 @@ fn with_loop<F: Future<Output = ()> + 'static>(script: impl FnOnce(Running) -> F
         let compare: OpenLanes<'_> = Box::new(move || {
             let news = news.take().ok_or("they were opened before")?;
             let sent = sent_to_lanes.clone();
-            let send = Box::new(move |command| sent.send(command).is_ok());
+            let send = Box::new(move |to, command| sent.send((to, command)).is_ok());
             Ok((vec!["dense".to_owned(), "sparse".to_owned()], send, news))
         });
         let source = Source::Live { send, events, compare: Some(compare) };
@@ -264,7 +264,7 @@ fn a_comparison_is_opened_once_and_both_go_on_being_told_out_of_sight() {
         run.lanes.send(News::Gate(Gate::BeforeTurn)).unwrap();
         run.until("their turns", |r| r.surface.last().contains("verdict: sparse ends level")).await;
         run.keys.send('n').unwrap();
-        assert_eq!(run.lane_commands.recv().await, Some(Command::StepTurn { lane: LaneId(0) }));
+        assert_eq!(run.lane_commands.recv().await, Some((To::All, Command::StepTurn { lane: LaneId(0) })));
         assert!(run.commands.try_recv().is_err(), "the run beside them is told nothing");
         run.engine.send(token(10_000, "")).await.unwrap();
         let gate = Body::GateChanged { gate: Gate::Ended, next_turn: None, turns: 12 };
