@@ -1,5 +1,7 @@
 //! What lies over the panes: help, palette, editor, filter line, the questions.
 
+use std::borrow::Cow;
+
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Widget};
@@ -24,7 +26,7 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, overlay: &Overlay, body: Rec
         Overlay::Filter { line } => draw_filter(canvas, model, line, foot),
         Overlay::Ask(ask) => draw_ask(canvas, model, ask, body),
         Overlay::Explorer(explorer) => {
-            let hint = "arrows turn · Enter sets keep and threshold by hand · 0 as served · Esc leaves";
+            let hint = "arrows turn · Enter sets keep and threshold · 0 as served · Esc leaves";
             let inner = boxed(canvas, body, 124, 25, "what if", hint);
             explorer::draw(canvas, model, explorer, inner);
         }
@@ -49,9 +51,11 @@ fn boxed(canvas: &mut Canvas<'_>, area: Rect, width: u16, height: u16, title: &s
 }
 
 /// One line of the help.
+#[derive(Clone)]
 enum HelpLine {
     Group(&'static str),
-    Entry(String, &'static str, bool),
+    /// Keys or a word; what it does or means; whether now.
+    Entry(String, Cow<'static, str>, bool),
     Blank,
 }
 
@@ -76,11 +80,13 @@ fn help_lines(model: &Model) -> Vec<HelpLine> {
             lines.push(HelpLine::Group(group));
         }
         let enabled = (action.enabled)(model).is_ok();
-        lines.push(HelpLine::Entry(action::key_names(action), action.description, enabled));
+        lines.push(HelpLine::Entry(action::key_names(action), action.description.into(), enabled));
     }
     lines.push(HelpLine::Blank);
     lines.push(HelpLine::Group("While typing"));
-    lines.extend(TEXT_KEYS.iter().map(|(keys, words)| HelpLine::Entry((*keys).to_owned(), words, true)));
+    lines.extend(
+        TEXT_KEYS.iter().map(|(keys, words)| HelpLine::Entry((*keys).to_owned(), (*words).into(), true)),
+    );
     let glossary = [
         ("The waterfall of a request", WATERFALL, true),
         ("Debt", panes::debt::WORDS, true),
@@ -92,24 +98,48 @@ fn help_lines(model: &Model) -> Vec<HelpLine> {
     for (group, words, exists) in glossary {
         lines.push(HelpLine::Blank);
         lines.push(HelpLine::Group(group));
-        lines.extend(words.iter().map(|(word, means)| HelpLine::Entry((*word).to_owned(), means, exists)));
+        lines.extend(
+            words.iter().map(|(word, means)| HelpLine::Entry((*word).to_owned(), (*means).into(), exists)),
+        );
     }
     lines
 }
 
+/// Columns of the widest help.
+const HELP: u16 = 100;
+
+/// The lines with what does not fit into `columns` beside the keys continued on lines of its own.
+fn wrapped(lines: &[HelpLine], columns: usize) -> Vec<HelpLine> {
+    let wrap = |line: &HelpLine| match line {
+        HelpLine::Entry(keys, words, enabled) if text::width(words) > columns => {
+            let mut pieces = Vec::new();
+            text::wrap_line(words, columns.max(2), &mut pieces);
+            let names = std::iter::once(keys.clone()).chain(std::iter::repeat(String::new()));
+            let entry = |(names, piece): (String, Box<str>)| {
+                HelpLine::Entry(names, piece.into_string().into(), *enabled)
+            };
+            names.zip(pieces).map(entry).collect()
+        }
+        line => vec![line.clone()],
+    };
+    lines.iter().flat_map(wrap).collect()
+}
+
 fn draw_help(canvas: &mut Canvas<'_>, model: &Model, top: usize, area: Rect) {
     let lines = help_lines(model);
-    let height = u16::try_from(lines.len() + 2).unwrap_or(u16::MAX);
-    let inner = boxed(canvas, area, 100, height, "help", "Up/Down scroll · q closes · dimmed: not now");
-    let fitting = usize::from(inner.height);
-    canvas.layout.overlay = (lines.len(), fitting);
-    let top = top.min(lines.len().saturating_sub(fitting));
+    let columns = usize::from(area.width.min(HELP)).saturating_sub(2);
     let keys = lines
         .iter()
         .map(|line| if let HelpLine::Entry(keys, ..) = line { text::width(keys) } else { 0 })
         .max()
         .unwrap_or(0)
-        .min(usize::from(inner.width) / 3);
+        .min(columns / 3);
+    let lines = wrapped(&lines, columns.saturating_sub(keys + 4));
+    let height = u16::try_from(lines.len() + 2).unwrap_or(u16::MAX);
+    let inner = boxed(canvas, area, HELP, height, "help", "Up/Down scroll · q closes · dimmed: not now");
+    let fitting = usize::from(inner.height);
+    canvas.layout.overlay = (lines.len(), fitting);
+    let top = top.min(lines.len().saturating_sub(fitting));
     for (row, line) in lines.iter().skip(top).take(fitting).enumerate() {
         match line {
             HelpLine::Blank => {}
@@ -120,7 +150,7 @@ fn draw_help(canvas: &mut Canvas<'_>, model: &Model, top: usize, area: Rect) {
                         format!("  {}  ", left(names, keys)),
                         if *enabled { Tone::Key } else { Tone::Dim },
                     ),
-                    canvas.span(*words, if *enabled { Tone::Text } else { Tone::Dim }),
+                    canvas.span(words.clone(), if *enabled { Tone::Text } else { Tone::Dim }),
                 ]);
                 canvas.line(inner, row, &line);
             }

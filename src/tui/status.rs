@@ -1,5 +1,7 @@
 //! What is always in sight: the run and its gate, the request in view, warnings, and the keys that make sense now.
 
+use std::borrow::Cow;
+
 use ratatui::layout::Rect;
 use ratatui::text::Line;
 
@@ -90,6 +92,8 @@ pub fn nothing_yet(model: &Model) -> &'static str {
 
 /// Columns that the names of session and model keep whatever else there is to say.
 const NAMES_AT_LEAST: usize = 18;
+/// Columns below which a name is left out.
+const NAME_AT_LEAST: usize = 5;
 
 /// Session, model and precision, device and what it promises, mode; names are shortened before any of it is left out.
 fn run_words(model: &Model, room: usize) -> String {
@@ -110,9 +114,21 @@ fn run_words(model: &Model, room: usize) -> String {
     let (session, name) = (text::sanitise(&run.session), text::sanitise(&run.model));
     let for_names = room.saturating_sub(text::width(&rest) + text::width(&lane) + 3);
     let for_name = for_names.saturating_sub(text::width(&session)).max(for_names / 3);
-    let name = fit(&name, for_name);
-    let session = fit(&session, for_names.saturating_sub(text::width(&name)));
-    fit(&format!("{session}{lane} · {name}{rest}"), room).into_owned()
+    let (model, for_session) = if for_name < text::width(&name).min(NAME_AT_LEAST) {
+        // A stump of a name says nothing: without the model there is room for the session.
+        let others = text::width(&lane) + text::width(&rest) - text::width(&precision);
+        (String::new(), room.saturating_sub(others))
+    } else {
+        let name = fit(&name, for_name);
+        (format!(" · {name}{precision}"), for_names.saturating_sub(text::width(&name)))
+    };
+    let rest = &rest[precision.len()..];
+    let session = match for_session < text::width(&session).min(NAME_AT_LEAST) {
+        true => Cow::Borrowed(""),
+        false => fit(&session, for_session),
+    };
+    let words = format!("{session}{lane}{model}{rest}");
+    fit(words.trim_start_matches(" · "), room).into_owned()
 }
 
 /// One request on one line. What does not fit is left out from the least important on; checkpoint, suffix, route and cause
@@ -265,6 +281,7 @@ fn hint_words(model: &Model, action: &action::Action) -> &'static str {
     match (action.id, model.runs.gate()) {
         (ActionId::Pause, Some((Gate::Paused | Gate::AfterPhase, _))) => "go on",
         (ActionId::Back, _) if model.ui.zoom => "back",
+        (ActionId::Compare, _) if model.beside => "back",
         _ => action.hint,
     }
 }

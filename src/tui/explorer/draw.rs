@@ -1,7 +1,7 @@
 //! The explorer on the screen: knobs, what they choose, what that would take, and the map of where sparse prefill pays.
 
 use ratatui::layout::Rect;
-use ratatui::text::{Line, Span};
+use ratatui::text::Line;
 
 use super::{Choice, Explorer, Knob, Knobs};
 use crate::compare::SegmentKept;
@@ -41,11 +41,13 @@ pub(in crate::tui) fn draw(canvas: &mut Canvas<'_>, model: &Model, explorer: &Ex
     }
     if let Some(request) = request {
         row = draw_choice(canvas, explorer, request, choice.as_ref(), area, row);
-        if let Some(words) = cost_words(request, choice.as_ref(), break_even.as_ref()) {
+        if let Some(cost) = Cost::of(request, choice.as_ref(), break_even.as_ref()) {
             canvas.put(area, 0, row, &left("predicted", NAMES), Tone::Dim);
             let room = usize::from(area.width).saturating_sub(NAMES);
-            canvas.put(area, NAMES, row, &fit(&words, room), Tone::Strong);
-            row += 1;
+            for words in cost.lines(room) {
+                canvas.put(area, NAMES, row, &fit(&words, room), Tone::Strong);
+                row += 1;
+            }
         } else if choice.is_none() {
             let words = explorer.obstacle(ledger, request);
             let room = usize::from(area.width).saturating_sub(NAMES);
@@ -211,30 +213,36 @@ fn kept_in_column(scored: &Scored, column: usize, columns: usize) -> Kept {
 }
 
 /// What the choice would take, and the whole suffix densely.
-fn cost_words(
-    request: &RequestFacts,
-    choice: Option<&Choice>,
-    break_even: Option<&BreakEven>,
-) -> Option<String> {
-    let (scored, choice, break_even) = (request.scored.as_ref()?, choice?, break_even?);
-    let checkpoint = request.checkpoint()?;
-    let suffix = request.prompt_tokens?.checked_sub(checkpoint)?;
-    let protected = scored.origin.saturating_sub(checkpoint);
-    let kept = choice.tokens.saturating_add(protected);
-    let gain = break_even.compare(checkpoint, suffix, scored.scored_tokens, scored.draft_cached_tokens, kept);
-    let sparse = gain.sparse().seconds;
-    let sooner = match gain.seconds() {
-        seconds if seconds >= 0.0 => format!("sooner by {}", bare(seconds)),
-        seconds => format!("LATER by {}", bare(-seconds)),
-    };
-    Some(format!(
-        "{sooner}: sparse {} (scorer {} + target {}), dense {} ({})",
-        about(sparse),
-        bare(gain.scorer.seconds),
-        bare(gain.kept.seconds),
-        about(gain.dense.seconds),
-        basis_word(gain.basis())
-    ))
+struct Cost(Gain);
+
+impl Cost {
+    fn of(request: &RequestFacts, choice: Option<&Choice>, break_even: Option<&BreakEven>) -> Option<Cost> {
+        let (scored, choice, break_even) = (request.scored.as_ref()?, choice?, break_even?);
+        let checkpoint = request.checkpoint()?;
+        let suffix = request.prompt_tokens?.checked_sub(checkpoint)?;
+        let protected = scored.origin.saturating_sub(checkpoint);
+        let kept = choice.tokens.saturating_add(protected);
+        let gain =
+            break_even.compare(checkpoint, suffix, scored.scored_tokens, scored.draft_cached_tokens, kept);
+        Some(Cost(gain))
+    }
+
+    /// In words: on one line where there is room for it, otherwise with what the sparse route consists of on a second one.
+    fn lines(&self, room: usize) -> Vec<String> {
+        let gain = &self.0;
+        let sooner = match gain.seconds() {
+            seconds if seconds >= 0.0 => format!("sooner by {}", bare(seconds)),
+            seconds => format!("LATER by {}", bare(-seconds)),
+        };
+        let (sparse, dense) = (about(gain.sparse().seconds), about(gain.dense.seconds));
+        let parts = format!("scorer {} + target {}", bare(gain.scorer.seconds), bare(gain.kept.seconds));
+        let basis = basis_word(gain.basis());
+        let line = format!("{sooner}: sparse {sparse} ({parts}), dense {dense} ({basis})");
+        if text::width(&line) <= room {
+            return vec![line];
+        }
+        vec![format!("{sooner}: sparse {sparse}, dense {dense} ({basis})"), format!("sparse is {parts}")]
+    }
 }
 
 /// A predicted time without its sign.
@@ -271,7 +279,12 @@ fn draw_map(
 ) {
     let depth = request.and_then(RequestFacts::checkpoint).unwrap_or(0);
     let suffix = request.and_then(|request| request.uncached_suffix);
-    canvas.line(area, row, &crossover_line(canvas, break_even, depth, explorer.knobs.keep));
+    let crossover = crossover_words(break_even, depth, explorer.knobs.keep);
+    let beside = text::width(&crossover) + 3;
+    let fits = beside + text::width(LEGEND) <= usize::from(area.width);
+    canvas.put(area, 0, row, &fit(&crossover, usize::from(area.width)), Tone::Strong);
+    let row = if fits { row } else { row + 1 };
+    canvas.put(area, if fits { beside } else { 0 }, row, LEGEND, Tone::Dim);
     let height = usize::from(area.height).saturating_sub(row + 2);
     if height == 0 {
         return;
@@ -302,8 +315,11 @@ fn draw_map(
     }
 }
 
-fn crossover_line(canvas: &Canvas<'_>, break_even: &BreakEven, depth: u64, keep: f64) -> Line<'static> {
-    let words = match break_even.wins(depth, keep) {
+/// What the marks of the map mean.
+const LEGEND: &str = "▲ sparse ▼ dense, + - unmeasured, [ ] here";
+
+fn crossover_words(break_even: &BreakEven, depth: u64, keep: f64) -> String {
+    match break_even.wins(depth, keep) {
         None => format!("never sooner at keep {} on this machine", fraction(keep)),
         Some(wins) => {
             let basis = break_even.gain(wins.start, depth, keep).map_or("", |gain| basis_word(gain.basis()));
@@ -317,12 +333,7 @@ fn crossover_line(canvas: &Canvas<'_>, break_even: &BreakEven, depth: u64, keep:
                 fraction(keep)
             )
         }
-    };
-    let legend: [Span<'static>; 2] = [
-        canvas.span(words, Tone::Strong),
-        canvas.span("   ▲ sparse ▼ dense, + - unmeasured, [ ] here", Tone::Dim),
-    ];
-    Line::from(legend.to_vec())
+    }
 }
 
 /// Suffixes by doubling, in steps of half a doubling, up to beyond `suffix`.
@@ -345,8 +356,8 @@ fn suffixes(suffix: Option<u64>, columns: usize) -> Vec<u64> {
 fn keeps(keep: f64, height: usize) -> Vec<f64> {
     let mut keeps: Vec<f64> = ROWS.into_iter().filter(|row| *row != keep).collect();
     while keeps.len() + 1 > height.max(1) && !keeps.is_empty() {
-        // The one farthest from what is looked at goes first.
-        let away = |row: &f64| (row / keep).ln().abs();
+        // The one farthest from what is looked at goes first; that everything is kept goes last.
+        let away = |row: &f64| if *row == 1.0 { -1.0 } else { (row / keep).ln().abs() };
         let farthest = (0..keeps.len()).max_by(|a, b| away(&keeps[*a]).total_cmp(&away(&keeps[*b])));
         keeps.remove(farthest.unwrap_or(0));
     }
@@ -376,7 +387,7 @@ mod tests {
         }
         assert!(suffixes(None, 0).is_empty());
         let rows = keeps(0.2, 4);
-        assert_eq!(rows, [0.4, 0.3, 0.2, 0.1]);
+        assert_eq!(rows, [1.0, 0.3, 0.2, 0.1]);
         assert_eq!(keeps(0.07, 1), [0.07]);
     }
 }

@@ -42,9 +42,11 @@ pub(super) fn draw_cards(canvas: &mut Canvas<'_>, lanes: &Lanes<'_>, area: Rect)
 fn draw_head(canvas: &mut Canvas<'_>, lanes: &Lanes<'_>, place: usize, card: Rect) {
     let focused = lanes.model.runs.focus() == place;
     let marker = if focused { "▸" } else { " " };
-    let name = lanes.name(place);
     let state = state_words(lanes, place);
     let route = lanes.cell(place).and_then(|cell| cell.route).unwrap_or("");
+    let others = 1 + text::width(route) + 4 + text::width(&state.0);
+    let name = lanes.name(place);
+    let name = fit(&name, usize::from(card.width).saturating_sub(others)).into_owned();
     let head = Line::from(vec![
         canvas.span(marker, Tone::Key),
         canvas
@@ -87,6 +89,55 @@ fn median(spread: Option<Spread>) -> Option<f64> {
     spread.map(|spread| spread.median)
 }
 
+/// A named figure of a card.
+struct Figure {
+    long: &'static str,
+    short: &'static str,
+    value: String,
+    tone: Tone,
+    /// The one with the greatest goes first where there is no room for all.
+    goes: u8,
+}
+
+impl Figure {
+    fn new(long: &'static str, short: &'static str, value: String, tone: Tone, goes: u8) -> Figure {
+        Figure { long, short, value, tone, goes }
+    }
+
+    fn words(&self, short: bool) -> (&'static str, &str) {
+        (if short { self.short } else { self.long }, &self.value)
+    }
+}
+
+/// Figures on a line: by their long names where these fit, otherwise by their short ones, and of these as many whole ones as fit.
+fn figures(canvas: &Canvas<'_>, width: usize, mut figures: Vec<Figure>) -> Line<'static> {
+    let needed = |figures: &[Figure], (short, gap): (bool, usize)| -> usize {
+        let each = figures.iter().map(|figure| {
+            let (name, value) = figure.words(short);
+            text::width(name) + 1 + text::width(value)
+        });
+        each.sum::<usize>() + gap * figures.len().saturating_sub(1)
+    };
+    const FORMS: [(bool, usize); 3] = [(false, 2), (true, 2), (true, 1)];
+    let form = loop {
+        if let Some(form) = FORMS.into_iter().find(|form| needed(&figures, *form) <= width) {
+            break form;
+        }
+        let first = (0..figures.len()).max_by_key(|at| figures[*at].goes);
+        let Some(first) = first.filter(|_| figures.len() > 1) else { break FORMS[2] };
+        figures.remove(first);
+    };
+    let (short, gap) = form;
+    let mut spans = Vec::new();
+    for (at, figure) in figures.iter().enumerate() {
+        let (name, value) = figure.words(short);
+        let gap = if at == 0 { 0 } else { gap };
+        spans.push(canvas.span(format!("{:gap$}{name} ", ""), Tone::Dim));
+        spans.push(canvas.span(value.to_owned(), figure.tone));
+    }
+    Line::from(spans)
+}
+
 fn card_lines(
     canvas: &Canvas<'_>,
     lanes: &Lanes<'_>,
@@ -96,38 +147,47 @@ fn card_lines(
 ) -> Vec<Line<'static>> {
     let cell = lanes.cell(place);
     let get = |field: fn(&Cell) -> Option<u64>| count(cell.and_then(field));
-    let dim = |words: &str| canvas.span(words.to_owned(), Tone::Dim);
-    let strong = |words: String| canvas.span(words, Tone::Strong);
-    let text = |words: String| canvas.span(words, Tone::Text);
-    let pinned = lanes.pinned(place).map_or_else(String::new, |pinned| format!("  pinned {pinned}"));
+    let of_time = |field: fn(&Cell) -> Option<Spread>| time(cell.and_then(|cell| median(field(cell))));
+    let pinned = lanes.pinned(place).map(|pinned| pinned.to_string());
     let share = cell.and_then(|cell| cell.scorer_share).filter(|share| *share > 0.0);
-    let share = share.map_or_else(String::new, |share| format!("  scorer {:.0} %", share * 100.0));
+    let share = share.map(|share| format!("{:.0} %", share * 100.0));
     let checkpoints = lanes.checkpoints(place);
     let room = width.saturating_sub("checkpoint ".len());
     let (reply, tone) = reply_words(lanes, place, width);
     vec![
+        // The pinned count is the last to go.
+        figures(
+            canvas,
+            width,
+            vec![
+                Figure::new("ckpt", "ckpt", get(|cell| cell.checkpoint_tokens), Tone::Checkpoint, 1),
+                Figure::new("suffix", "sfx", get(|cell| cell.uncached_suffix), Tone::Suffix, 2),
+            ]
+            .into_iter()
+            .chain(pinned.map(|pinned| Figure::new("pinned", "pin", pinned, Tone::Warn, 0)))
+            .collect(),
+        ),
+        figures(
+            canvas,
+            width,
+            vec![
+                Figure::new("ttft", "ttft", of_time(|cell| cell.ttft_s), Tone::Strong, 0),
+                Figure::new("Σ", "Σ", of_time(|cell| cell.ttft_sum_s), Tone::Strong, 1),
+            ]
+            .into_iter()
+            .chain(share.map(|share| Figure::new("scorer", "sc", share, Tone::Text, 2)))
+            .collect(),
+        ),
+        figures(
+            canvas,
+            width,
+            vec![
+                Figure::new("computed", "comp", get(|cell| cell.computed_tokens), Tone::Text, 1),
+                Figure::new("owes", "owes", get(|cell| cell.canonical_debt_tokens), Tone::Text, 0),
+            ],
+        ),
         Line::from(vec![
-            dim("ckpt "),
-            canvas.span(get(|cell| cell.checkpoint_tokens), Tone::Checkpoint),
-            dim("  suffix "),
-            canvas.span(get(|cell| cell.uncached_suffix), Tone::Suffix),
-            canvas.span(pinned, Tone::Warn),
-        ]),
-        Line::from(vec![
-            dim("ttft "),
-            strong(time(cell.and_then(|cell| median(cell.ttft_s)))),
-            dim("  Σ "),
-            strong(time(cell.and_then(|cell| median(cell.ttft_sum_s)))),
-            text(share),
-        ]),
-        Line::from(vec![
-            dim("computed "),
-            text(get(|cell| cell.computed_tokens)),
-            dim("  owes "),
-            text(get(|cell| cell.canonical_debt_tokens)),
-        ]),
-        Line::from(vec![
-            dim("checkpoint "),
+            canvas.span("checkpoint ", Tone::Dim),
             canvas.span(sparkline(&checkpoints, highest, room), Tone::Checkpoint),
         ]),
         Line::from(canvas.span(reply, tone)),
@@ -139,14 +199,17 @@ fn card_lines(
 fn reply_words(lanes: &Lanes<'_>, place: usize, width: usize) -> (String, Tone) {
     let comparison = lanes.comparison();
     if place == comparison.base() {
-        return ("the others are compared with it".to_owned(), Tone::Dim);
+        let forms = ["the others are compared with it", "others compared with it", "compared with"];
+        return (longest(forms.map(str::to_owned), width), Tone::Dim);
     }
     let Some(cell) = lanes.cell(place) else { return (UNKNOWN.to_owned(), Tone::Dim) };
     if cell.same_prompt == Some(false) {
-        return ("another prompt: replies differ from here on".to_owned(), Tone::Warn);
+        let forms = ["another prompt: replies differ from here on", "another prompt from here on"];
+        return (longest(forms.map(str::to_owned), width), Tone::Warn);
     }
     let Some(reply) = &cell.reply else { return (UNKNOWN.to_owned(), Tone::Dim) };
-    let (mut words, tone) = difference_words(reply);
+    let (forms, tone) = difference_words(reply);
+    let mut words = longest(forms, width);
     if let Some(close) = &reply.closeness {
         let top1 = if close.top1_agrees { "top-1 ✓" } else { "top-1 ✗" };
         let more = format!("{words}  KL {:.4} {top1}", close.kl_nats);
@@ -154,16 +217,38 @@ fn reply_words(lanes: &Lanes<'_>, place: usize, width: usize) -> (String, Tone) 
             words = more;
         }
     }
-    (fit(&words, width).into_owned(), tone)
+    (words, tone)
 }
 
-fn difference_words(reply: &ReplyDifference) -> (String, Tone) {
-    let margin = reply.margin.map_or_else(String::new, |margin| format!(" (margin {margin:.2})"));
+/// The first of `forms`, longest first, that fits; the last one cut where none does.
+fn longest(forms: impl IntoIterator<Item = String>, width: usize) -> String {
+    let mut last = String::new();
+    for form in forms {
+        if text::width(&form) <= width {
+            return form;
+        }
+        last = form;
+    }
+    fit(&last, width).into_owned()
+}
+
+/// How a reply differs, in words, the most of them first. Tokens are counted from 1 here.
+fn difference_words(reply: &ReplyDifference) -> (Vec<String>, Tone) {
+    let one = |words: &str, tone| (vec![words.to_owned()], tone);
     match (reply.same_text, reply.first_differing) {
-        (_, Some(index)) => (format!("differs at token {}{margin}", thousands(index)), Tone::Warn),
-        (Some(true), None) => ("same text ✓".to_owned(), Tone::Good),
-        (Some(false), None) => ("another text".to_owned(), Tone::Warn),
-        (None, None) => ("same so far".to_owned(), Tone::Dim),
+        (_, Some(index)) => {
+            let words = format!("differs at token {}", thousands(index.saturating_add(1)));
+            let margin = reply.margin.map(|margin| format!("margin {margin:.2}"));
+            let first = (index == 0).then(|| "the first".to_owned());
+            let notes: Vec<String> = first.iter().cloned().chain(margin.clone()).collect();
+            let mut forms = vec![notes, margin.into_iter().collect(), first.into_iter().collect()];
+            forms.retain(|notes| !notes.is_empty());
+            let noted = forms.into_iter().map(|notes| format!("{words} ({})", notes.join(", ")));
+            (noted.chain([words.clone()]).collect(), Tone::Warn)
+        }
+        (Some(true), None) => one("same text ✓", Tone::Good),
+        (Some(false), None) => one("another text", Tone::Warn),
+        (None, None) => one("same so far", Tone::Dim),
     }
 }
 
@@ -263,7 +348,9 @@ fn table_row(lanes: &Lanes<'_>, place: usize) -> Vec<String> {
     let reply = match tone {
         Tone::Warn | Tone::Good if !state.is_empty() => state,
         _ if place == lanes.comparison().base() => "compared".to_owned(),
-        _ => cell.and_then(|cell| cell.reply.as_ref()).map_or_else(dash, |reply| difference_words(reply).0),
+        _ => cell
+            .and_then(|cell| cell.reply.as_ref())
+            .map_or_else(dash, |reply| difference_words(reply).0.swap_remove(0)),
     };
     let kept = cell.map(|cell| {
         cell.kept.iter().fold((0u64, 0u64), |(kept, total), segment| {
@@ -300,11 +387,20 @@ mod tests {
 
     #[test]
     fn a_reply_is_the_same_or_differs_somewhere() {
-        let words = |reply: ReplyDifference| difference_words(&reply).0;
+        let words = |reply: ReplyDifference| longest(difference_words(&reply).0, 80);
         let none = ReplyDifference::default();
         assert_eq!(words(ReplyDifference { same_text: Some(true), ..none }), "same text ✓");
         let differs = ReplyDifference { first_differing: Some(3), margin: Some(0.04), ..none };
-        assert_eq!(words(differs), "differs at token 3 (margin 0.04)");
+        assert_eq!(words(differs), "differs at token 4 (margin 0.04)");
+        let first = ReplyDifference { first_differing: Some(0), ..none };
+        assert_eq!(
+            words(first),
+            "differs at token 1 (the first)",
+            "from 1 on, though it is from 0 in the facts"
+        );
+        let both = ReplyDifference { first_differing: Some(0), ..differs };
+        assert_eq!(words(both), "differs at token 1 (the first, margin 0.04)");
+        assert_eq!(longest(difference_words(&both).0, 20), "differs at token 1");
         assert_eq!(words(none), "same so far");
     }
 }

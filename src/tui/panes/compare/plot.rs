@@ -149,19 +149,22 @@ fn draw_crossings(
             let (Some(before), Some(now)) = (lead(lanes, *place, at - 1), lead(lanes, *place, at)) else {
                 continue;
             };
-            let words = match (before > 0.0, now > 0.0) {
-                (true, false) => "▼ falls behind",
-                (false, true) if before < 0.0 => "▲ leads",
+            let (mark, words) = match (before > 0.0, now > 0.0) {
+                (true, false) => ("▼", "falls behind"),
+                (false, true) if before < 0.0 => ("▲", "leads"),
                 _ => continue,
             };
             let x = (at - shown.start) * chart.column;
             let words = format!("{words}: {}", lanes.name(*place));
+            let columns = width(&words) + 2;
             // It stands at the top, where the sums of these turns leave room, else at the bottom.
-            let room = usize::from(chart.area.width).saturating_sub(x);
-            let x = if width(&words) > room {
-                usize::from(chart.area.width).saturating_sub(width(&words))
+            // The mark stays in the turn's column, whichever side of it the words are on.
+            let (x, words) = if x + columns <= usize::from(chart.area.width) {
+                (x, format!("{mark} {words}"))
+            } else if x + 1 >= columns {
+                (x + 1 - columns, format!("{words} {mark}"))
             } else {
-                x
+                (x, mark.to_owned())
             };
             let row =
                 usize::from(at * 2 >= lanes.turns.len()) * usize::from(chart.area.height).saturating_sub(1);
