@@ -241,7 +241,7 @@ impl Cost {
         if text::width(&line) <= room {
             return vec![line];
         }
-        vec![format!("{sooner}: sparse {sparse}, dense {dense} ({basis})"), format!("sparse is {parts}")]
+        vec![format!("{sooner}: sparse {sparse}, dense {dense} ({basis})"), format!("sparse = {parts}")]
     }
 }
 

@@ -267,6 +267,36 @@ fn a_breakpoint_that_hits_in_another_lane_is_told_as_that_ones() {
 }
 
 #[test]
+fn narrow_cards_keep_the_pinned_count_and_cut_no_figure() {
+    let text = four().text(120, 40);
+    let row = text.lines().find(|line| line.contains("ckpt 2,304")).unwrap();
+    assert_eq!(row.matches("pin 5").count(), 2, "{row}");
+}
+
+#[test]
+fn a_status_line_in_little_room_has_no_empty_names() {
+    let mut bench = two();
+    let mut run = super::sample::session();
+    let turn = Turn { request: 9, turn: 9, fresh: 3_000, ..Turn::default() };
+    let before = run.peek().len();
+    run.begin(&turn);
+    let news = told(1, run.events().split_off(before));
+    update(&mut bench.model, Msg::News(news.chain([News::Gate(Gate::Paused)]).collect()));
+    for width in 60..120 {
+        let head = rows(&bench.frame(width, 24)).swap_remove(0);
+        let empty = head.trim_start().starts_with('·') || head.contains("·  ");
+        assert!(!empty && head.contains("dense"), "{width}: {head}");
+    }
+}
+
+#[test]
+fn the_footer_says_that_the_key_returns() {
+    let mut bench = two();
+    bench.model.beside = true;
+    assert!(bench.text(160, 48).contains("c back"), "{}", bench.text(160, 48));
+}
+
+#[test]
 fn lanes_that_go_on_are_driven_though_the_one_in_focus_has_failed() {
     let failed = || Body::EngineFailed { message: "out of pages".into() };
     let mut bench = two();

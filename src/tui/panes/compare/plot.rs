@@ -156,16 +156,8 @@ fn draw_crossings(
             };
             let x = (at - shown.start) * chart.column;
             let words = format!("{words}: {}", lanes.name(*place));
-            let columns = width(&words) + 2;
             // It stands at the top, where the sums of these turns leave room, else at the bottom.
-            // The mark stays in the turn's column, whichever side of it the words are on.
-            let (x, words) = if x + columns <= usize::from(chart.area.width) {
-                (x, format!("{mark} {words}"))
-            } else if x + 1 >= columns {
-                (x + 1 - columns, format!("{words} {mark}"))
-            } else {
-                (x, mark.to_owned())
-            };
+            let (x, words) = placed(mark, &words, x, usize::from(chart.area.width));
             let row =
                 usize::from(at * 2 >= lanes.turns.len()) * usize::from(chart.area.height).saturating_sub(1);
             let free = (x..x + width(&words)).all(|x| is_free(canvas, chart, x, row));
@@ -174,6 +166,18 @@ fn draw_crossings(
                 canvas.put(chart.area, x, row, &words, tone);
             }
         }
+    }
+}
+
+/// A mark in column `x` of `columns`, its words on the side that has room for them; and where it all begins.
+fn placed(mark: &str, words: &str, x: usize, columns: usize) -> (usize, String) {
+    let needed = width(words) + 2;
+    if x + needed <= columns {
+        (x, format!("{mark} {words}"))
+    } else if x + 1 >= needed {
+        (x + 1 - needed, format!("{words} {mark}"))
+    } else {
+        (x, mark.to_owned())
     }
 }
 
@@ -236,6 +240,21 @@ fn draw_lead(
         if x + width(&words) <= usize::from(foot.width) {
             let tone = if lead < 0.0 { Tone::Warn } else { Tone::Text };
             canvas.put(foot, x, row, &words, tone);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_stays_in_its_turns_column_whichever_side_its_words_are_on() {
+        for (x, columns, whole) in [(0, 20, "▼ behind"), (18, 20, "behind ▼"), (3, 8, "▼")] {
+            let (from, words) = placed("▼", "behind", x, columns);
+            assert_eq!(words, whole);
+            let at = words.chars().position(|c| c == '▼').unwrap();
+            assert_eq!(from + at, x, "{words}");
         }
     }
 }
