@@ -387,7 +387,7 @@ mod tests {
         }
         assert!(suffixes(None, 0).is_empty());
         let rows = keeps(0.2, 4);
-        assert_eq!(rows, [1.0, 0.3, 0.2, 0.1]);
+        assert_eq!(rows, [1.0, 0.4, 0.3, 0.2]);
         assert_eq!(keeps(0.07, 1), [0.07]);
     }
 }
