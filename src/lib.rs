@@ -15,7 +15,7 @@
 //!                             model::text     cache
 //!                          (tokens, segments) (blocks, restore)
 //!                                       │        │
-//!                                     device::Executor: cpu · mlx · sim
+//!                          device::Executor: cpu · mlx · sim, and a second one: prefill::scorer
 //! ```
 //!
 //! A request's way is one-directional: session → rendered tokens → scheduler → restore → prefill → decode → store →
@@ -39,7 +39,8 @@
 //!   breakpoint in the step in which it comes true.
 //! * [`compare`]: several engines on the same session, stepped together, and what sets them apart.
 //! * [`config`]: typed TOML; one source of defaults.
-//! * [`tui`], [`report`], [`cli`]: views. They see commands and events.
+//! * [`tui`], [`report`], [`cli`]: views. They see commands, events, and what [`ledger`] and [`compare`] make of these; the interface's explorer
+//!   also asks the pure rules of [`prefill::sparse`] what another choice would keep.
 //!
 //! # Invariants, and what is deliberately absent
 //!

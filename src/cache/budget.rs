@@ -13,6 +13,8 @@
 //! from as it was, so speculation will have to reserve two live slots for every sequence that verifies: the one read and
 //! the one written, in turn.
 
+use crate::device::ExecutorFacts;
+
 /// How many pages and slots a device has memory for, as far as it has refused more; `None` where it has not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DeviceLimits {
@@ -47,6 +49,18 @@ pub struct Budget {
 }
 
 impl Budget {
+    /// `limit_bytes` for the state of a resident model of which `sequences` may run at once.
+    pub fn of(facts: &ExecutorFacts, limit_bytes: u64, sequences: usize) -> Budget {
+        Budget {
+            limit_bytes,
+            page_bytes: facts.page_bytes.max(1) as u64,
+            slot_bytes: facts.slot_bytes as u64,
+            sequences,
+            context_pages: facts.context_tokens.div_ceil(facts.page_tokens.max(1)),
+            device: DeviceLimits::default(),
+        }
+    }
+
     /// Whether there is recurrent state at all.
     pub fn is_recurrent(&self) -> bool {
         self.slot_bytes > 0

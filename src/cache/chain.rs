@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+use crate::device::ExecutorFacts;
+
 /// Name of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockHash([u8; 32]);
@@ -42,6 +44,19 @@ pub struct Identity {
     pub family: &'static str,
     /// Tokens a block holds.
     pub block_tokens: usize,
+}
+
+impl Identity {
+    /// That of a resident model whose tokenizer and template have the digest `text`.
+    pub fn of(facts: &ExecutorFacts, text: [u8; 32]) -> Identity {
+        Identity {
+            model: facts.digest,
+            text,
+            precision: facts.precision,
+            family: facts.family,
+            block_tokens: facts.page_tokens,
+        }
+    }
 }
 
 /// How positions are encoded. A change of scheme changes every key.

@@ -65,8 +65,8 @@ impl Options {
     fn run_live(&self, log: LogRing) -> Result<(), Failure> {
         let (session, config) = self.replay.open()?;
         let ui = config.ui.clone();
-        let beside =
-            Beside { config: config.clone(), session: Arc::new(session.clone()), lanes: Rc::default() };
+        let (_, configs) = self.replay.open_lanes(&[LaneSpec::dense(), LaneSpec::sparse()])?;
+        let beside = Beside { configs, session: Arc::new(session.clone()), lanes: Rc::default() };
         let (channel, events) = ChannelSink::bounded(BACKLOG);
         let (sender, news) = mpsc::channel();
         // The main thread listens before the interface runs, and looks again after it.
@@ -109,7 +109,8 @@ impl Options {
 
 /// A comparison of the session that a run is of, once it was asked for.
 struct Beside {
-    config: Config,
+    /// The lanes' names and configurations.
+    configs: Vec<(String, Config)>,
     session: Arc<Session>,
     lanes: Rc<RefCell<Option<Rc<LaneRuns>>>>,
 }
@@ -117,18 +118,13 @@ struct Beside {
 impl Beside {
     /// Starts the session in two lanes, dense and sparse, each with an engine of its own.
     fn opener<'a>(&self) -> OpenLanes<'a> {
-        let (config, session, kept) =
-            (self.config.clone(), Arc::clone(&self.session), Rc::clone(&self.lanes));
+        let (configs, session, kept) =
+            (self.configs.clone(), Arc::clone(&self.session), Rc::clone(&self.lanes));
         Box::new(move || {
-            let lanes = [LaneSpec::dense(), LaneSpec::sparse()].map(|spec| {
-                let mut config = spec.finish(config.clone());
-                config.specprefill.enabled = Some(!spec.is_dense());
-                (spec.name, config)
-            });
             let (sender, news) = unbounded_channel();
             // The interface may be gone, and then nobody misses what is told.
             let sink = move |told: News| drop(sender.send(told));
-            let lanes = LaneRuns::start(lanes.into(), &session, None, 0, sink);
+            let lanes = LaneRuns::start(configs.clone(), &session, None, 0, sink);
             let lanes = Rc::new(lanes.map_err(|failure| match failure {
                 Failure::Input(message) | Failure::Run(message) => message,
                 Failure::OutputClosed | Failure::Signal(_) => "interrupted".to_owned(),

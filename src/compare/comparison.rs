@@ -81,7 +81,7 @@ impl Comparison {
         }
         ledger.apply(event);
         if let (Body::Arrived(arrival), Some(id)) = (&event.body, event.request) {
-            let place = Place { lane: event.lane.unwrap_or_default(), turn: arrival.turn };
+            let place = Place { line: event.lane.unwrap_or_default(), turn: arrival.turn };
             repeat.known[lane].insert(place, id);
         }
         if let Some(request) = event.request.filter(|_| logits) {
@@ -190,7 +190,7 @@ impl Repeat {
     pub(super) fn places(&self, base: usize) -> Vec<Place> {
         let in_order = |lane: usize| {
             let requests = self.ledgers.get(lane).into_iter().flat_map(Ledger::requests);
-            requests.map(|request| Place { lane: request.lane, turn: request.turn })
+            requests.map(|request| Place { line: request.lane, turn: request.turn })
         };
         let mut seen = BTreeSet::new();
         let lanes = std::iter::once(base).chain(0..self.ledgers.len());
@@ -202,7 +202,7 @@ impl Repeat {
         let ledgers =
             [base].into_iter().chain(0..self.ledgers.len()).filter_map(|lane| self.ledgers.get(lane));
         let chains = ledgers.map(|ledger| ledger.history(line)).map(|history| {
-            history.iter().map(|request| Place { lane: request.lane, turn: request.turn }).collect::<Vec<_>>()
+            history.iter().map(|request| Place { line: request.lane, turn: request.turn }).collect::<Vec<_>>()
         });
         chains
             .reduce(|longest, chain| if chain.len() > longest.len() { chain } else { longest })
@@ -212,7 +212,7 @@ impl Repeat {
     /// The requests of the line of history that lane `base` ran last: a fork is another course of the session, not more of it.
     pub(super) fn latest_line(&self, base: usize) -> Vec<Place> {
         let places = self.places(base);
-        places.last().map(|last| self.line(base, last.lane)).unwrap_or_default()
+        places.last().map(|last| self.line(base, last.line)).unwrap_or_default()
     }
 
     pub(super) fn request(&self, lane: usize, place: Place) -> Option<&RequestFacts> {
@@ -221,7 +221,7 @@ impl Repeat {
 
     fn compare_logits(&mut self, base: usize, lane: usize, id: RequestId) {
         let Some(request) = self.ledgers.get(lane).and_then(|ledger| ledger.request(id)) else { return };
-        let place = Place { lane: request.lane, turn: request.turn };
+        let place = Place { line: request.lane, turn: request.turn };
         let others = if lane == base { 0..self.ledgers.len() } else { lane..lane + 1 };
         for other in others.filter(|other| *other != base) {
             let (Some(a), Some(b)) = (self.request(base, place), self.request(other, place)) else {
@@ -250,7 +250,7 @@ impl Repeat {
 
     /// A cell but for its times.
     fn cell(&self, base: usize, lane: usize, request: &RequestFacts) -> Cell {
-        let place = Place { lane: request.lane, turn: request.turn };
+        let place = Place { line: request.lane, turn: request.turn };
         let against = self.request(base, place).filter(|_| lane != base);
         let same_prompt = against.map(|against| self.same_prompt((base, against), (lane, request)));
         let closeness = self.closeness.get(&(lane, request.id)).copied();
@@ -274,7 +274,11 @@ impl Repeat {
             lead_s: None,
             same_prompt,
             reply,
-            kept: SegmentKept::of(request),
+            kept: request
+                .scored
+                .as_ref()
+                .map(|scored| SegmentKept::of(&request.segments, scored))
+                .unwrap_or_default(),
             survival: request.survival.as_ref().map(Into::into),
             error: request.error.clone(),
         }
@@ -305,7 +309,7 @@ impl Repeat {
             .get(lane)
             .is_some_and(|ledger| ledger.run().is_some_and(|run| run.specprefill.is_some()));
         let mut known = BTreeMap::new();
-        for line in places.iter().map(|place| place.lane).collect::<BTreeSet<_>>() {
+        for line in places.iter().map(|place| place.line).collect::<BTreeSet<_>>() {
             let mut own = Running::default();
             let mut other = Running::default();
             for place in self.line(base, line) {
@@ -315,7 +319,7 @@ impl Repeat {
                     times.lead = against.ttft_sum.zip(times.ttft_sum).map(|(base, own)| base - own);
                     times.whole_lead = against.whole_sum.zip(times.whole_sum).map(|(base, own)| base - own);
                 }
-                if place.lane == line {
+                if place.line == line {
                     known.insert(place, times);
                 }
             }

@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use crate::config::{Config, ConfigError, Override};
+use crate::report::counted;
 
 /// The lane that computes every suffix densely: what the others are compared with.
 pub const DENSE: &str = "dense";
@@ -159,7 +160,7 @@ pub fn lanes(asked: &[LaneSpec], without_dense: bool) -> Result<Vec<LaneSpec>, B
         let (fewest, most) = (LANES.start(), LANES.end());
         return Err(BadLane::new(
             &names.join(", "),
-            format!("{} lanes", lanes.len()),
+            counted(lanes.len() as u64, "lane"),
             format!("{fewest} to {most} can be compared; add a `--lane`, or leave one out"),
         ));
     }
@@ -208,6 +209,19 @@ mod tests {
         ] {
             let error = parse(text).unwrap_err().to_string();
             assert!(error.contains(problem), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_presets_hold_whatever_the_transport_is() {
+        let enabled = |lane: LaneSpec, transport| {
+            let config = crate::config::load(None, &lane.overrides).unwrap();
+            let nothing = crate::config::SparseOverride::default();
+            crate::prefill::sparse::resolve(&config, transport, nothing, nothing).enabled.value
+        };
+        for transport in [None, Some("agent"), Some("long-context")] {
+            assert!(enabled(LaneSpec::sparse(), transport), "{transport:?}");
+            assert!(!enabled(LaneSpec::dense(), transport), "{transport:?}");
         }
     }
 

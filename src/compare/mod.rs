@@ -16,7 +16,7 @@ mod turn;
 mod verdict;
 
 pub use comparison::Comparison;
-pub use kept::{SegmentKept, kept_ranges};
+pub use kept::SegmentKept;
 pub use lane::{BadLane, DENSE, LANES, LaneSpec, SPARSE, lanes};
 pub use lockstep::{LaneSetup, Lockstep, News, To};
 pub use reply::{Closeness, ReplyDifference};

@@ -45,7 +45,7 @@ impl Comparison {
         for turn in self.turns() {
             let order = turn.order.iter().map(|lane| self.name(*lane).to_owned()).collect::<Vec<_>>();
             for (lane, cell) in turn.cells.into_iter().enumerate() {
-                let same = |row: &&Row| row.turn == turn.place.turn && row.lane == turn.place.lane.label();
+                let same = |row: &&Row| row.turn == turn.place.turn && row.lane == turn.place.line.label();
                 let (Some(cell), Some(row)) = (cell, rows[lane].iter().find(same)) else { continue };
                 let compare = Compared {
                     lane: self.name(lane).to_owned(),

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// A time measured in one or more repeats of the same run.
+/// A figure of one or more repeats of the same run: times in seconds, unless its place says otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
     /// The middle one; of an even number, the mean of the two in the middle.

@@ -10,8 +10,8 @@ use crate::event::{LaneId, Survival};
 /// Which request of the session: the same one in every lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Place {
-    /// The line of history.
-    pub lane: LaneId,
+    /// The line of history: the session's own, or a fork's.
+    pub line: LaneId,
     /// The turn in it, from 1.
     pub turn: u32,
 }
@@ -102,10 +102,10 @@ impl From<&Survival> for Survived {
 impl Place {
     /// The turn's number, behind its line's letter in all lines but the session's own: `4`, `B4`.
     pub fn label(self) -> String {
-        if self.lane == LaneId(0) {
+        if self.line == LaneId(0) {
             self.turn.to_string()
         } else {
-            format!("{}{}", self.lane.label(), self.turn)
+            format!("{}{}", self.line.label(), self.turn)
         }
     }
 }

@@ -15,10 +15,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use crate::cache::budget::{Budget, DeviceLimits};
+use crate::cache::budget::Budget;
 use crate::cache::tier::{Layers, StateBytes, Tier, TierError};
 use crate::cache::{Cache, chain};
-use crate::config::{self, Aggregation, ClockKind, Config, SparseOverride, SpecPrefillConfig};
+use crate::config::{Aggregation, ClockKind, Config, SparseOverride, SpecPrefillConfig};
 use crate::device::ExecutorFacts;
 use crate::event::{
     Body, Identity, LaneId, RequestId, RunFacts, SessionSetting, Sink, SparseSettings, SpecPrefillFacts,
@@ -28,6 +28,7 @@ use crate::ledger::Breakpoint;
 use crate::model::text::TextCodec;
 use crate::model::{Loaded, LoadedScorer, ModelError};
 use crate::prefill::scorer::{Scorer, ScorerSettings};
+use crate::prefill::sparse::resolve;
 use crate::session::{Message, Player, ReplayMode, Role, Session, Setting};
 use clock::Clock;
 use emitter::Emitter;
@@ -246,15 +247,8 @@ fn serve(
     let Loaded { executor, text, scorer } = load()?;
     let facts = executor.facts().clone();
     let clock = Clock::start(config.replay.clock, facts.identity == Identity::Simulated);
-    let budget = Budget {
-        limit_bytes: config.cache.ram_bytes,
-        page_bytes: facts.page_bytes.max(1) as u64,
-        slot_bytes: facts.slot_bytes as u64,
-        sequences: config.scheduler.max_sequences,
-        context_pages: facts.context_tokens.div_ceil(facts.page_tokens.max(1)),
-        device: DeviceLimits::default(),
-    };
-    let identity = cache_identity(&facts, &text);
+    let budget = Budget::of(&facts, config.cache.ram_bytes, config.scheduler.max_sequences);
+    let identity = chain::Identity::of(&facts, text.digest());
     let mut cache = Cache::new(&identity, facts.page_tokens, budget);
     cache.limit_snapshots(config.cache.max_snapshots.unwrap_or(usize::MAX));
     if let Some(dir) = &config.cache.dir {
@@ -292,7 +286,7 @@ fn sparse_side(config: &Config, text: &TextCodec, scorer: Option<LoadedScorer>) 
 fn specprefill_facts(config: &Config, scorer: &str) -> SpecPrefillFacts {
     let SpecPrefillConfig { enabled, leaves, tail_tokens, pool, aggregation, .. } = config.specprefill;
     let SparseSettings { keep, threshold, .. } =
-        config::resolve(config, None, SparseOverride::default(), SparseOverride::default());
+        resolve(config, None, SparseOverride::default(), SparseOverride::default());
     SpecPrefillFacts {
         enabled,
         keep: keep.value,
@@ -315,16 +309,6 @@ fn run_name() -> String {
 
 fn layers_of(facts: &ExecutorFacts) -> Layers {
     Layers { attention: facts.attention_layers, recurrent: facts.recurrent_layers }
-}
-
-fn cache_identity(facts: &ExecutorFacts, text: &TextCodec) -> chain::Identity {
-    chain::Identity {
-        model: facts.digest,
-        text: text.digest(),
-        precision: facts.precision,
-        family: facts.family,
-        block_tokens: facts.page_tokens,
-    }
 }
 
 fn run_facts(config: &Config, session: &Session, facts: &ExecutorFacts) -> RunFacts {

@@ -104,14 +104,6 @@ pub(super) enum Course {
     },
 }
 
-impl Course {
-    /// The course through `positions`.
-    pub(super) fn sparse(positions: Vec<u32>, stores: bool) -> Course {
-        let dense = positions.iter().zip(0..).take_while(|(position, place)| *position == place).count();
-        Course::Sparse { positions, dense, stores }
-    }
-}
-
 /// A sequence: a request with its state.
 pub(super) struct Sequence<'a> {
     pub(super) request: RequestId,

@@ -1,5 +1,7 @@
 //! The engine on the `sim` device: the whole life of requests, without weights.
 
+#[macro_use]
+mod delegate;
 mod growth;
 mod hybrid;
 mod memory;
@@ -16,6 +18,7 @@ use proptest::prelude::*;
 use super::scheduler::{Scheduler, StepOutcome};
 use super::sequence::Submission;
 use super::*;
+use crate::cache::budget::DeviceLimits;
 use crate::cache::tier::Tuning;
 use crate::config::{PlaceholderPolicy, SchedulerConfig, SnapshotPolicy};
 use crate::decode::Sampling;
@@ -410,7 +413,7 @@ impl Ground {
         Loaded { executor, text, .. }: Loaded,
         work: impl FnOnce(&mut Scheduler<'_>, &mut Clock, &mut Emitter) -> T,
     ) -> (T, Vec<Event>) {
-        let identity = cache_identity(executor.facts(), &text);
+        let identity = chain::Identity::of(executor.facts(), text.digest());
         let mut cache = Cache::new(&identity, self.block_tokens, self.budget);
         if let Some(TierGround { dir, limit_bytes, tuning }) = &self.tier {
             let (page, slot) = executor.exported_bytes();

@@ -137,9 +137,19 @@ impl Scored {
         Nanos(self.prefill.0 + self.lookahead.0 + self.importance.0)
     }
 
-    /// Whether a position is computed by the sparse prefill.
+    /// Whether a position is computed, or was restored.
     pub fn keeps(&self, position: u64) -> bool {
-        position < self.dense_until || self.kept.iter().any(|(start, end)| (*start..*end).contains(&position))
+        self.kept_between(position, position.saturating_add(1)) > 0
+    }
+
+    /// Tokens at positions `from..to` that are computed, or were restored: those before `dense_until`, and those of kept ranges.
+    pub fn kept_between(&self, from: u64, to: u64) -> u64 {
+        let dense = to.min(self.dense_until).saturating_sub(from);
+        let behind = from.max(self.dense_until);
+        let first = self.kept.partition_point(|(_, end)| *end <= behind);
+        let ranges = self.kept[first..].iter().take_while(|(start, _)| *start < to);
+        let kept = ranges.map(|(start, end)| (*end).min(to).saturating_sub((*start).max(behind)));
+        kept.fold(dense, u64::saturating_add).min(to.saturating_sub(from))
     }
 }
 

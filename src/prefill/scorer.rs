@@ -15,7 +15,7 @@ use std::collections::HashMap;
 
 use super::sparse::last_reachable_boundary;
 use crate::cache::boundary::Boundaries;
-use crate::cache::budget::{Budget, DeviceLimits};
+use crate::cache::budget::Budget;
 use crate::cache::lookup::End;
 use crate::cache::pool::PageRef;
 use crate::cache::recurrent::RecurrentState;
@@ -162,13 +162,8 @@ impl Scoring {
         (done as u64, (self.window - self.cached) as u64)
     }
 
-    /// Absolute position of the window's first token.
-    pub fn origin(&self) -> usize {
-        self.origin
-    }
-
     /// Whether the window has been prefilled.
-    pub fn is_prefilled(&self) -> bool {
+    fn is_prefilled(&self) -> bool {
         self.computed >= self.window
     }
 }
@@ -205,28 +200,10 @@ impl Scorer {
         settings: ScorerSettings,
     ) -> Scorer {
         let facts = executor.facts();
-        let identity = chain::Identity {
-            model: facts.digest,
-            text,
-            precision: facts.precision,
-            family: facts.family,
-            block_tokens: facts.page_tokens,
-        };
-        let budget = Budget {
-            limit_bytes: settings.ram_bytes,
-            page_bytes: facts.page_bytes.max(1) as u64,
-            slot_bytes: facts.slot_bytes as u64,
-            sequences: 1,
-            context_pages: facts.context_tokens.div_ceil(facts.page_tokens.max(1)),
-            device: DeviceLimits::default(),
-        };
+        let identity = chain::Identity::of(facts, text);
+        let budget = Budget::of(facts, settings.ram_bytes, 1);
         let cache = Cache::new(&identity, facts.page_tokens, budget);
         Scorer { executor, settings, stops, cache, held: (0, 0), last: HashMap::new() }
-    }
-
-    /// Tokens a block of its cache holds.
-    pub fn block_tokens(&self) -> usize {
-        self.cache.block_tokens()
     }
 
     /// Starts on a window, from what its cache holds of it, or from nothing where it is not to `use_cache`; its state is not stored then either. At least
@@ -350,18 +327,14 @@ impl Scorer {
 
     /// Where the chunk that comes next ends. The tokens that give queries are not divided among chunks.
     fn chunk_end(&self, scoring: &Scoring) -> usize {
-        let start = scoring.computed;
-        let window = scoring.window;
-        let tail = self.settings.tail_of(window);
-        let stop = scoring.recurrent.as_ref().and_then(|state| state.next_stop(start));
-        let last = if start < tail { tail } else { window };
-        let end = (start + self.settings.chunk_tokens.max(1)).min(last);
-        let end = stop.map_or(end, |stop| end.min(stop));
+        let (start, tail) = (scoring.computed, self.settings.tail_of(scoring.window));
         if start >= tail {
-            window
-        } else {
-            start + self.executor.admits(start, end - start).max(1).min(end - start)
+            return scoring.window;
         }
+        let stop = scoring.recurrent.as_ref().and_then(|state| state.next_stop(start));
+        let wanted = super::chunk(start, tail, self.settings.chunk_tokens, stop);
+        let tokens = wanted.len();
+        super::admitted(wanted, self.executor.admits(start, tokens)).end
     }
 
     fn look_ahead(&mut self, scoring: &mut Scoring, now: Stamp) -> Result<Option<Nanos>, ScoringFailed> {

@@ -1,4 +1,4 @@
-//! Reports for people and programs: aligned tables, and numbers the way every view shows them.
+//! Reports for people and programs: aligned tables, numbers the way every view shows them, verdicts in words, and reports in Markdown with charts.
 //!
 //! `–` is what nobody measured; a zero is a measurement.
 

@@ -2,8 +2,25 @@
 
 use std::fmt;
 
-use super::compare::plain;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+/// Text that Markdown shows as it is.
+pub(super) fn plain(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in printable(text).chars() {
+        match c {
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '&' => safe.push_str("&amp;"),
+            '\\' | '`' | '*' | '_' | '[' | ']' | '|' | '#' | '!' | '~' => {
+                safe.push('\\');
+                safe.push(c);
+            }
+            c => safe.push(c),
+        }
+    }
+    safe
+}
 
 /// What stands between columns.
 const SEPARATOR: &str = "  ";

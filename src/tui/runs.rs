@@ -69,13 +69,6 @@ impl Runs {
         self.focus = (self.focus as isize + by).rem_euclid(self.count() as isize) as usize;
     }
 
-    /// Puts the focus on the run at `place`, if there is one.
-    pub fn focus_on(&mut self, place: usize) {
-        if place < self.count() {
-            self.focus = place;
-        }
-    }
-
     /// The name of the run at `place`; empty for a run by itself.
     pub fn name(&self, place: usize) -> &str {
         self.comparison.names().get(place).map_or("", String::as_str)

@@ -1,7 +1,5 @@
 //! `compare` and `report`, as a user meets them.
 
-use std::path::Path;
-
 use serde_json::Value;
 
 use crate::cli::{number, rows, run, stderr, stdout, succeed};
@@ -158,7 +156,7 @@ fn a_report_of_one_recording_has_charts_and_no_verdict() {
 }
 
 #[test]
-fn repeats_of_a_simulation_agree_and_another_lane_goes_first_in_each() {
+fn repeats_of_a_simulation_agree() {
     let lines = rows(&sim(&["--json", "--repeat", "3"]));
     for row in lines.iter().filter(|line| line["verdict"].is_null()) {
         let ttft = &row["compare"]["ttft_s"];
@@ -200,7 +198,6 @@ fn each_lane_has_a_cache_folder_of_its_own() {
         "{}",
         stderr(&refused)
     );
-    assert!(Path::new(&folder).exists());
 }
 
 #[test]

@@ -256,7 +256,7 @@ fn score(scorer: &mut Scorer, request: usize, prompt: &[u32], admission: &Admiss
     scored
 }
 
-/// F13, and the boundary of §2.2.4: a draft cache that is hit exactly where the origin stayed, from the snapshot that was published there.
+/// A draft cache that is hit exactly where the origin stayed, from the snapshot that was published there.
 #[test]
 fn the_scorers_cache_makes_the_44_published_transitions() {
     let base = conversation(96_000);

@@ -14,13 +14,14 @@ use super::super::output::Output;
 use super::super::progress::Progress;
 use super::super::{Example, Failure, examples};
 use super::running::{Running, Turn, session_of};
+use crate::compare::Spread;
 use crate::config::{Config, Override, SparseOverride};
 use crate::engine::Command;
 use crate::event::LaneId;
 use crate::report::{Align, Table, or_dash, seconds, thousands};
 
 pub(in crate::cli) const EXAMPLES: &[Example] = &[
-    ("escarp bench specprefill", "the bundled pair, prompts of 2,000 to 32,000 tokens"),
+    ("escarp bench specprefill", "the bundled pair, prompts of 500 to 32,000 tokens"),
     ("escarp bench specprefill --sizes 16000 --keep 0.1,0.2,0.4 --repeat 5 --json", "one length, as JSON"),
     ("escarp bench specprefill --scorer self:4", "scored by the model's own first four layers"),
 ];
@@ -30,7 +31,7 @@ pub(in crate::cli) const EXAMPLES: &[Example] = &[
 #[command(after_help = examples(EXAMPLES))]
 pub(in crate::cli) struct Options {
     /// Prompt lengths, tokens, about
-    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "2000,4000,8000,16000,32000", value_parser = super::positive())]
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "500,1000,2000,4000,8000,16000,32000", value_parser = super::positive())]
     sizes: Vec<usize>,
     /// Fractions of the scored units to compute
     #[arg(long, value_name = "F,F", value_delimiter = ',', default_value = "0.1,0.2,0.4")]
@@ -67,14 +68,6 @@ struct Run {
     prompt_tokens: u64,
     dense: Spread,
     sparse: Vec<Sparse>,
-}
-
-/// A time, over the repetitions, seconds.
-#[derive(Debug, Clone, Copy, Serialize)]
-struct Spread {
-    median: f64,
-    min: f64,
-    max: f64,
 }
 
 /// One keep fraction.
@@ -190,30 +183,24 @@ fn cold(engine: &mut Running, lane: LaneId, way: Way) -> Result<Turn, Failure> {
     Ok(turn)
 }
 
-impl Spread {
-    fn of(times: impl Iterator<Item = f64>) -> Result<Spread, Failure> {
-        let mut times: Vec<f64> = times.collect();
-        times.sort_by(f64::total_cmp);
-        match (times.first(), times.last(), times.get(times.len() / 2)) {
-            (Some(min), Some(max), Some(median)) => Ok(Spread { median: *median, min: *min, max: *max }),
-            _ => Err(Failure::run("nothing was measured")),
-        }
-    }
+/// Times over the repetitions, seconds.
+fn spread(times: impl Iterator<Item = f64>) -> Result<Spread, Failure> {
+    Spread::of(times.map(Some)).ok_or_else(|| Failure::run("nothing was measured"))
 }
 
 impl Run {
     fn of(ways: &[Way], turns: &[Vec<Turn>]) -> Result<Run, Failure> {
-        let dense = Spread::of(turns[0].iter().map(|turn| turn.ttft.seconds()))?;
+        let dense = spread(turns[0].iter().map(|turn| turn.ttft.seconds()))?;
         let sparse = |(keep, turns): (f64, &Vec<Turn>)| {
-            let ttft_s = Spread::of(turns.iter().map(|turn| turn.ttft.seconds()))?;
+            let ttft_s = spread(turns.iter().map(|turn| turn.ttft.seconds()))?;
             let scored = || turns.iter().filter_map(|turn| turn.scored.as_ref());
             Ok(Sparse {
                 keep,
                 selected_tokens: scored().map(|scored| scored.selected_tokens).max().unwrap_or(0),
                 gain: dense.median / ttft_s.median,
                 ttft_s,
-                scorer_s: Spread::of(scored().map(|scored| scored.took().seconds()))?,
-                target_s: Spread::of(turns.iter().map(|turn| turn.prefill.seconds()))?,
+                scorer_s: spread(scored().map(|scored| scored.took().seconds()))?,
+                target_s: spread(turns.iter().map(|turn| turn.prefill.seconds()))?,
             })
         };
         let with_keep = ways.iter().zip(turns).filter_map(|(way, turns)| Some(((*way)?, turns)));
@@ -314,7 +301,7 @@ mod tests {
     #[test]
     fn a_crossover_is_where_the_gain_passes_nought_whatever_the_order_of_lengths() {
         let crossover = |gains: &[(u64, f64)]| {
-            let spread = |median| Spread { median, min: median, max: median };
+            let spread = |median| Spread { median, min: median, max: median, repeats: 1 };
             let run = |(prompt_tokens, gain): &(u64, f64)| Run {
                 prompt_tokens: *prompt_tokens,
                 dense: spread(10.0),

@@ -129,7 +129,7 @@ fn injected_turns_and_forks_come_in_every_lane() {
     bench.obey(Command::Run { lane: LaneId(1) }, Gate::Ended);
     let ended = bench.ended();
     assert!(ended[0] > 2 && ended[0] == ended[1], "{ended:?}");
-    let forked = bench.comparison.turns().into_iter().filter(|turn| turn.place.lane == LaneId(1));
+    let forked = bench.comparison.turns().into_iter().filter(|turn| turn.place.line == LaneId(1));
     assert!(
         forked.clone().count() > 0 && forked.into_iter().all(|turn| turn.cells.iter().all(Option::is_some))
     );

@@ -4,7 +4,7 @@
 //! other sequences go on decoding meanwhile. Whatever goes wrong with it, the suffix is computed densely, and that is told.
 
 use super::{Scheduler, StepOutcome};
-use crate::config::{self, Config, SparseLeaves, SparseOverride};
+use crate::config::{Config, SparseLeaves, SparseOverride};
 use crate::device::KeyWeights;
 use crate::engine::Rescore;
 use crate::engine::clock::Clock;
@@ -13,7 +13,7 @@ use crate::engine::sequence::{Course, Sequence, Stage, Submission, UnderScoring}
 use crate::event::{Body, Nanos, Phase, RequestId, Rescored, Route, Scored, SparseAdmission, SparseVerdict};
 use crate::model::text::TextCodec;
 use crate::prefill::scorer::{ScoredWindow, Scorer, Scoring, ScoringFailed};
-use crate::prefill::sparse::{Admission, Plan, admit, importance, select, unit_scores};
+use crate::prefill::sparse::{Admission, Plan, admit, importance, resolve, select, unit_scores};
 
 /// Tokens of text shown on either side of the protected prefix's end.
 const BOUNDARY_TOKENS: usize = 8;
@@ -166,8 +166,7 @@ impl SparseSide {
         text: &TextCodec,
     ) -> Option<(Admission, SparseAdmission)> {
         let Submission { prompt, specprefill, protected_tokens, .. } = submission;
-        let settings =
-            config::resolve(&self.config, submission.transport.as_deref(), *specprefill, self.by_hand);
+        let settings = resolve(&self.config, submission.transport.as_deref(), *specprefill, self.by_hand);
         if self.scorer.is_none() && !settings.enabled.value {
             return None;
         }
@@ -208,10 +207,11 @@ impl SparseSide {
             (scores, selection, plan)
         });
         clock.spend(weights.compute);
-        let Plan { positions, dense_until, .. } = plan;
-        let restored = 0..sequence.restored as u32;
-        sequence.course =
-            Course::sparse(restored.chain(positions).collect(), knobs.leaves != SparseLeaves::Nothing);
+        let Plan { positions, dense_until, first_skipped } = plan;
+        let positions: Vec<u32> = (0..sequence.restored as u32).chain(positions).collect();
+        let dense = first_skipped.unwrap_or(positions.len());
+        let stores = knobs.leaves != SparseLeaves::Nothing;
+        sequence.course = Course::Sparse { positions, dense, stores };
         let scored = Scored {
             origin: origin as u64,
             scored_tokens: window as u64,

@@ -89,6 +89,8 @@ impl Short {
 }
 
 impl Executor for Short {
+    delegate_state!();
+
     fn key_weights(
         &mut self,
         pages: &[PageId],
@@ -96,10 +98,6 @@ impl Executor for Short {
         queries: &crate::device::Queries,
     ) -> Result<crate::device::KeyWeights, DeviceError> {
         self.inner.key_weights(pages, window, queries)
-    }
-
-    fn facts(&self) -> &ExecutorFacts {
-        self.inner.facts()
     }
 
     fn reserve(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
@@ -136,10 +134,6 @@ impl Executor for Short {
         self.inner.forward(spans)
     }
 
-    fn rewind(&mut self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {
-        self.inner.rewind(flow, tokens)
-    }
-
     fn admits(&self, position: usize, tokens: usize) -> usize {
         (self.want.admits)(position).min(tokens)
     }
@@ -147,34 +141,6 @@ impl Executor for Short {
     fn memory(&self) -> Option<MemoryUse> {
         let active = 1_000 - self.forwards;
         Some(MemoryUse { active, peak: 1_000, cached: Some(self.forwards), limit: Some(4_000) })
-    }
-
-    fn exported_bytes(&self) -> (usize, usize) {
-        self.inner.exported_bytes()
-    }
-
-    fn export_page(&self, page: PageId) -> Result<Vec<u8>, DeviceError> {
-        self.inner.export_page(page)
-    }
-
-    fn import_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.inner.import_page(page, bytes)
-    }
-
-    fn export_slot(&self, slot: SlotId) -> Result<Vec<u8>, DeviceError> {
-        self.inner.export_slot(slot)
-    }
-
-    fn import_slot(&mut self, slot: SlotId, position: usize, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.inner.import_slot(slot, position, bytes)
-    }
-
-    fn page_digest(&self, page: PageId, tokens: usize) -> [u8; 32] {
-        self.inner.page_digest(page, tokens)
-    }
-
-    fn slot_digest(&self, slot: SlotId) -> [u8; 32] {
-        self.inner.slot_digest(slot)
     }
 }
 

@@ -38,9 +38,7 @@ impl Watched {
 }
 
 impl Executor for Watched {
-    fn facts(&self) -> &ExecutorFacts {
-        self.inner.facts()
-    }
+    delegate_state!();
 
     fn reserve(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
         self.passes()?;
@@ -65,34 +63,6 @@ impl Executor for Watched {
     ) -> Result<KeyWeights, DeviceError> {
         self.passes()?;
         self.inner.key_weights(pages, window, queries)
-    }
-
-    fn rewind(&mut self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {
-        self.inner.rewind(flow, tokens)
-    }
-
-    fn export_page(&self, page: PageId) -> Result<Vec<u8>, DeviceError> {
-        self.inner.export_page(page)
-    }
-
-    fn import_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.inner.import_page(page, bytes)
-    }
-
-    fn export_slot(&self, slot: SlotId) -> Result<Vec<u8>, DeviceError> {
-        self.inner.export_slot(slot)
-    }
-
-    fn import_slot(&mut self, slot: SlotId, position: usize, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.inner.import_slot(slot, position, bytes)
-    }
-
-    fn page_digest(&self, page: PageId, tokens: usize) -> [u8; 32] {
-        self.inner.page_digest(page, tokens)
-    }
-
-    fn slot_digest(&self, slot: SlotId) -> [u8; 32] {
-        self.inner.slot_digest(slot)
     }
 }
 

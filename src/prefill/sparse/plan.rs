@@ -115,7 +115,7 @@ mod tests {
     }
 
     proptest! {
-        /// F12 and F17: a kept index `i` is computed at `origin + i`, and no position of the protected prefix is ever dropped.
+        /// A kept index `i` is computed at `origin + i`, and no position of the protected prefix is ever dropped.
         #[test]
         fn nothing_protected_is_dropped_and_everything_kept_is_computed_where_it_stood(
             prompt in 1_usize..4000,

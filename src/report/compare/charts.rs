@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::super::svg::{Anchor, Svg, lane_class, ticks};
 use super::super::{seconds, thousands};
-use crate::compare::{Cell, Comparison, Turn, Verdict, kept_ranges};
+use crate::compare::{Cell, Comparison, Turn, Verdict};
 use crate::event::Scored;
 
 /// A chart: what its file is called after the report's name, its text alternative, its SVG.
@@ -211,7 +211,7 @@ fn kept_map(comparison: &Comparison, lane: usize, turns: &[Turn]) -> Option<Char
     let rows: Vec<_> = turns
         .iter()
         .filter_map(|turn| {
-            let mut requests = ledger.lane_requests(turn.place.lane);
+            let mut requests = ledger.lane_requests(turn.place.line);
             let request = requests.find(|request| request.turn == turn.place.turn)?;
             Some((turn, request.prompt_tokens?, request.checkpoint()?, request.scored.as_ref()))
         })
@@ -273,20 +273,12 @@ fn kept_map(comparison: &Comparison, lane: usize, turns: &[Turn]) -> Option<Char
 
 /// How much was kept of the window, from where to where, in [`SHADES`] steps: what falls on one unit of the drawing is one value.
 fn shades(scored: &Scored, prompt: u64, most: f64) -> Vec<(f64, f64, u64)> {
-    let ranges = kept_ranges(scored);
-    let pixel = (most / PLOT).max(1.0);
+    let pixel = (most / PLOT).ceil().max(1.0) as u64;
     let mut runs: Vec<(f64, f64, u64)> = Vec::new();
-    let mut from = scored.origin as f64;
-    let mut first = 0;
-    while from < prompt as f64 {
-        let to = (from + pixel).min(prompt as f64);
-        while ranges.get(first).is_some_and(|range| range.1 as f64 <= from) {
-            first += 1;
-        }
-        let within = ranges[first..].iter().take_while(|range| (range.0 as f64) < to);
-        let kept: f64 =
-            within.map(|range| ((range.1 as f64).min(to) - (range.0 as f64).max(from)).max(0.0)).sum();
-        let share = kept / (to - from);
+    let mut from = scored.origin;
+    while from < prompt {
+        let to = from.saturating_add(pixel).min(prompt);
+        let share = scored.kept_between(from, to) as f64 / (to - from) as f64;
         // Never drawn as all or nothing unless it is.
         let shade = match share {
             share if share <= 0.0 => 0,
@@ -294,8 +286,8 @@ fn shades(scored: &Scored, prompt: u64, most: f64) -> Vec<(f64, f64, u64)> {
             share => ((share * SHADES as f64).round() as u64).clamp(1, SHADES - 1),
         };
         match runs.last_mut() {
-            Some(run) if run.2 == shade => run.1 = to,
-            _ => runs.push((from, to, shade)),
+            Some(run) if run.2 == shade => run.1 = to as f64,
+            _ => runs.push((from as f64, to as f64, shade)),
         }
         from = to;
     }

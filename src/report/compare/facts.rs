@@ -65,7 +65,7 @@ pub fn notes(comparison: &Comparison) -> Vec<String> {
     lines.extend(order_line(comparison, &turns));
     lines.push(basis_line(comparison));
     lines.extend(comparison.disagreements().iter().map(|found| {
-        let place = found.place.map(|place| format!(" at turn {}", place.label())).unwrap_or_default();
+        let place = format!(" at turn {}", found.place.label());
         format!("repeats disagree: {}, repeat {}{place}: {}", found.lane, found.repeat, found.what)
     }));
     lines.iter().map(|line| printable(line)).collect()

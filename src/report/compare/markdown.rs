@@ -8,6 +8,7 @@ use super::facts::{lane_lines, notes, verdict_lines};
 use super::table::full_table;
 use crate::compare::Comparison;
 use crate::ledger::Ledger;
+use crate::report::table::plain;
 
 /// A report: the Markdown, and the charts it shows as `STEM-NAME.svg`.
 pub struct Report {
@@ -63,24 +64,6 @@ pub fn report(comparison: &Comparison, stem: &str, command: &str) -> Report {
 
 fn longest_fence(text: &str) -> usize {
     text.split(|c| c != '`').map(str::len).max().unwrap_or(0)
-}
-
-/// Text that Markdown shows as it is.
-pub(in crate::report) fn plain(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for c in printable(text).chars() {
-        match c {
-            '<' => safe.push_str("&lt;"),
-            '>' => safe.push_str("&gt;"),
-            '&' => safe.push_str("&amp;"),
-            '\\' | '`' | '*' | '_' | '[' | ']' | '|' | '#' | '!' | '~' => {
-                safe.push('\\');
-                safe.push(c);
-            }
-            c => safe.push(c),
-        }
-    }
-    safe
 }
 
 /// A file name as the target of a link.

@@ -3,10 +3,10 @@
 mod charts;
 mod facts;
 mod markdown;
+mod sentence;
 mod table;
 
 pub use charts::Chart;
 pub use facts::{lane_lines, notes, verdict_lines};
-pub(super) use markdown::plain;
 pub use markdown::{Report, report};
 pub use table::compare_table;

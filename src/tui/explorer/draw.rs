@@ -184,8 +184,8 @@ fn draw_choice(
         canvas.put(area, NAMES + columns, row, &words, Tone::Strong);
         row += 1;
     }
-    let was = SegmentKept::of(request);
-    let would = SegmentKept::of(&RequestFacts { scored: Some(would), ..request.clone() });
+    let was = SegmentKept::of(&request.segments, scored);
+    let would = SegmentKept::of(&request.segments, &would);
     canvas.put(area, 0, row, &left("by segment", NAMES), Tone::Dim);
     let mut used = NAMES;
     for (was, would) in was.iter().zip(&would) {

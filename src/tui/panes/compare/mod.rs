@@ -51,7 +51,7 @@ impl<'a> Lanes<'a> {
     fn of(model: &'a Model) -> Lanes<'a> {
         let turns = model.runs.comparison().turns();
         let selected = model.selected().map(|request| (request.lane, request.turn));
-        let at = turns.iter().position(|turn| Some((turn.place.lane, turn.place.turn)) == selected);
+        let at = turns.iter().position(|turn| Some((turn.place.line, turn.place.turn)) == selected);
         let at = at.or(turns.len().checked_sub(1));
         Lanes { model, turns, at }
     }
@@ -76,7 +76,7 @@ impl<'a> Lanes<'a> {
     /// The request of the shown turn in the lane at `place`.
     fn request(&self, place: usize) -> Option<&'a RequestFacts> {
         let at = self.turns.get(self.at?)?.place;
-        let mut requests = self.model.runs.ledger_of(place).lane_requests(at.lane);
+        let mut requests = self.model.runs.ledger_of(place).lane_requests(at.line);
         requests.find(|request| request.turn == at.turn)
     }
 

@@ -23,7 +23,7 @@ use crate::tui::{memory, tier};
 use rack::LayerClass;
 pub(in crate::tui) use rack::{chosen_block, endpoint_glyphs};
 use scale::{Scale, nice_step, ruler};
-pub(in crate::tui) use sparse::{Kept, kept_between, kept_of};
+pub(in crate::tui) use sparse::{Kept, kept_of};
 pub(in crate::tui) use waterfall::culprit_words;
 use waterfall::loss_look;
 

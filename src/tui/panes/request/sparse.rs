@@ -39,16 +39,6 @@ impl Kept {
     }
 }
 
-/// Tokens of `from..to` that are kept ranges' (ascending), or lie before `dense_until`.
-pub(in crate::tui) fn kept_between(scored: &Scored, from: u64, to: u64) -> u64 {
-    let dense = to.min(scored.dense_until).saturating_sub(from);
-    let behind = from.max(scored.dense_until);
-    let first = scored.kept.partition_point(|(_, end)| *end <= behind);
-    let ranges = scored.kept.get(first..).unwrap_or_default().iter().take_while(|(start, _)| *start < to);
-    let kept = ranges.map(|(start, end)| (*end).min(to).saturating_sub((*start).max(behind)));
-    kept.fold(dense, u64::saturating_add).min(to.saturating_sub(from))
-}
-
 /// What became of tokens `from..to`.
 pub(in crate::tui) fn kept_of(scored: &Scored, from: u64, to: u64) -> Kept {
     let window = scored.origin.max(scored.dense_until);
@@ -56,7 +46,7 @@ pub(in crate::tui) fn kept_of(scored: &Scored, from: u64, to: u64) -> Kept {
         return Kept::Densely;
     }
     let from = from.max(window);
-    match kept_between(scored, from, to) {
+    match scored.kept_between(from, to) {
         0 => Kept::Dropped,
         kept if kept >= to - from => Kept::Whole,
         _ => Kept::Partly,
@@ -220,11 +210,11 @@ mod tests {
     #[test]
     fn tokens_are_counted_over_the_dense_part_and_the_kept_ranges() {
         let scored = scored(&[(120, 130), (150, 170), (190, 200)]);
-        assert_eq!(kept_between(&scored, 0, 100), 100, "what is before the window is there");
-        assert_eq!(kept_between(&scored, 100, 200), 10 + 10 + 20 + 10);
-        assert_eq!(kept_between(&scored, 125, 155), 10);
-        assert_eq!(kept_between(&scored, 130, 150), 0);
-        assert_eq!(kept_between(&scored, 160, 160), 0);
+        assert_eq!(scored.kept_between(0, 100), 100, "what is before the window is there");
+        assert_eq!(scored.kept_between(100, 200), 10 + 10 + 20 + 10);
+        assert_eq!(scored.kept_between(125, 155), 10);
+        assert_eq!(scored.kept_between(130, 150), 0);
+        assert_eq!(scored.kept_between(160, 160), 0);
     }
 
     #[test]
@@ -240,7 +230,7 @@ mod tests {
     fn ranges_that_make_no_sense_are_counted_all_the_same() {
         let scored = scored(&[(u64::MAX, 0), (5, u64::MAX), (7, 3)]);
         for (from, to) in [(0, u64::MAX), (u64::MAX, 0), (150, 150)] {
-            assert!(kept_between(&scored, from, to) <= to.saturating_sub(from));
+            assert!(scored.kept_between(from, to) <= to.saturating_sub(from));
         }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use super::Part;
 use crate::event::{RequestId, Scored, Segment};
 use crate::ledger::RequestFacts;
-use crate::tui::panes::request::{Kept, kept_between, kept_of};
+use crate::tui::panes::request::{Kept, kept_of};
 
 /// What became of messages in the prompt of one request.
 pub(super) struct KeptTexts<'a> {
@@ -75,7 +75,7 @@ impl<'a> KeptTexts<'a> {
         if to <= self.scored.origin {
             return None;
         }
-        let kept = kept_between(self.scored, from, to);
+        let kept = self.scored.kept_between(from, to);
         u64::try_from(u128::from(kept) * 100 / u128::from(tokens)).ok()
     }
 }

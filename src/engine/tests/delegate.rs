@@ -1,0 +1,42 @@
+//! What executors that stand between the engine and a real one leave to it.
+
+/// The methods of [`Executor`](crate::device::Executor) about state at rest, left to the field `inner`.
+macro_rules! delegate_state {
+    () => {
+        fn facts(&self) -> &ExecutorFacts {
+            self.inner.facts()
+        }
+
+        fn rewind(&mut self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {
+            self.inner.rewind(flow, tokens)
+        }
+
+        fn exported_bytes(&self) -> (usize, usize) {
+            self.inner.exported_bytes()
+        }
+
+        fn export_page(&self, page: PageId) -> Result<Vec<u8>, DeviceError> {
+            self.inner.export_page(page)
+        }
+
+        fn import_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), DeviceError> {
+            self.inner.import_page(page, bytes)
+        }
+
+        fn export_slot(&self, slot: SlotId) -> Result<Vec<u8>, DeviceError> {
+            self.inner.export_slot(slot)
+        }
+
+        fn import_slot(&mut self, slot: SlotId, position: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+            self.inner.import_slot(slot, position, bytes)
+        }
+
+        fn page_digest(&self, page: PageId, tokens: usize) -> [u8; 32] {
+            self.inner.page_digest(page, tokens)
+        }
+
+        fn slot_digest(&self, slot: SlotId) -> [u8; 32] {
+            self.inner.slot_digest(slot)
+        }
+    };
+}
