@@ -39,7 +39,16 @@ impl<'a> Sequence<'a> {
         let from = (self.position > 0).then_some(LIVE);
         let state =
             (self.executor.facts().slot_bytes > 0).then_some(StateFlow { from, to: LIVE, revocable: false });
-        let span = Span { positions: None, capture: 0, pages, start: self.position, tokens, state, logits };
+        let span = Span {
+            positions: None,
+            capture: 0,
+            hidden: false,
+            pages,
+            start: self.position,
+            tokens,
+            state,
+            logits,
+        };
         let forward = self.executor.forward(&[span])?;
         self.position = end;
         Ok(forward)

@@ -15,7 +15,19 @@ pub(super) struct Refused {
 
 /// Checks every value by itself, then those that must fit together.
 pub(super) fn check(config: &Config) -> Result<(), Refused> {
-    let Config { model, cache, specprefill, policy, scheduler, replay, sampling, sim, mlx, ui } = config;
+    let Config {
+        model,
+        cache,
+        specprefill,
+        speculation: _,
+        policy,
+        scheduler,
+        replay,
+        sampling,
+        sim,
+        mlx,
+        ui,
+    } = config;
     require(
         model.device.kind() != DeviceKind::Mlx || model.precision != PrecisionSetting::Int8,
         "model.precision",

@@ -8,6 +8,7 @@ mod check;
 mod load;
 mod policy;
 mod sparse;
+mod speculation;
 pub mod suggest;
 mod transport;
 
@@ -20,6 +21,7 @@ use crate::session::ReplayMode;
 pub use load::{ConfigError, Override, load, load_over, session_may_set};
 pub use policy::{PlaceholderPolicy, SnapshotPolicy};
 pub use sparse::{Aggregation, QuerySource, ScorerChoice, SparseLeaves, SparseOverride, SpecPrefillConfig};
+pub use speculation::{ControllerKind, DrafterKind, SpeculationConfig, SpeculationOverride};
 pub use transport::{MAX_TRANSPORT_CHARS, Transports, is_transport_name};
 
 /// A configuration file with every key, its default and what it means.
@@ -35,6 +37,8 @@ pub struct Config {
     pub cache: CacheConfig,
     /// Sparse prefill.
     pub specprefill: SpecPrefillConfig,
+    /// Speculative decoding.
+    pub speculation: SpeculationConfig,
     /// Defaults of transports.
     pub policy: Transports,
     /// The scheduler.
@@ -57,7 +61,7 @@ pub struct Config {
 pub struct ModelConfig {
     /// A GGUF file, or a folder with `config.json` and `model.safetensors`. Empty on `sim`.
     pub path: Option<PathBuf>,
-    /// A smaller model with the same tokenizer, for scoring. Without one: the bundled draft, for the bundled model.
+    /// A smaller model with the same tokenizer, for scoring and for drafting. Without one: the bundled draft, for the bundled model.
     pub draft: Option<PathBuf>,
     /// Precision of the linear layers.
     pub precision: PrecisionSetting,

@@ -1,6 +1,8 @@
 //! Decoding: from logits to a token.
 
+pub mod controller;
 mod sampler;
+pub mod settings;
 
 use serde::{Deserialize, Serialize};
 

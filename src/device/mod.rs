@@ -16,7 +16,7 @@ pub mod sim;
 pub mod slots;
 pub mod weights;
 
-use crate::event::{Identity, Nanos};
+use crate::event::{ExpertsTouched, Identity, Nanos};
 
 /// Index of a page: the state of one block of tokens in every layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -109,6 +109,10 @@ pub struct ExecutorFacts {
     pub attention_layers: u32,
     /// Layers whose state is in slots.
     pub recurrent_layers: u32,
+    /// Layers of the multi-token-prediction head, whose state is in pages too; 0 where none is loaded.
+    pub head_layers: u32,
+    /// Numbers of a hidden state: length of a row of [`Forward::hidden`]; 0 where no head is loaded.
+    pub hidden: usize,
 }
 
 /// Which rows of logits a span wants.
@@ -153,6 +157,8 @@ pub struct Span<'a> {
     pub state: Option<StateFlow>,
     /// Which logits are wanted.
     pub logits: LogitRows,
+    /// Whether every token's hidden state is wanted, for the prediction head; only where one is loaded.
+    pub hidden: bool,
 }
 
 impl Span<'_> {
@@ -201,6 +207,10 @@ pub struct Forward {
     pub logits: Vec<f32>,
     /// The queries asked for. Those of the spans follow each other.
     pub queries: Queries,
+    /// Hidden states after the final norm of the spans that want them, row after row in span order, each [`ExecutorFacts::hidden`] long.
+    pub hidden: Vec<f32>,
+    /// Routed experts that the forward touched; `None` for a model without, and where the device does not tell.
+    pub experts: Option<ExpertsTouched>,
     /// Compute time: measured, or what the cost model says.
     pub compute: Nanos,
 }
@@ -228,6 +238,38 @@ impl Queries {
             self.values.extend(more.values);
         }
     }
+}
+
+/// Consecutive tokens of one sequence, to be read by the prediction head in one pass.
+///
+/// The head's entry at place `p` is made of the token there and of a hidden state: the target's at place `p - 1`, or, while the head drafts several
+/// tokens in a row, its own. Place 0 has none, and none reads it. Entries made of the target's hidden states depend on the tokens up to their place
+/// and on nothing else, so they are part of a page's state; those made of the head's own have to be written again before anything is stored.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadSpan<'a> {
+    /// The sequence's pages from place 0, covering at least `start + tokens.len()` places. The entries of places from `start` on are written.
+    pub pages: &'a [PageId],
+    /// Place of the first token, at least 1. Every place from 1 to it has its entry.
+    pub start: usize,
+    /// The tokens.
+    pub tokens: &'a [u32],
+    /// Position of every token, as in [`Span::positions`].
+    pub positions: Option<&'a [u32]>,
+    /// The hidden state before every token, `[tokens, hidden]`.
+    pub hidden: &'a [f32],
+    /// Whether the logits of what follows the last token are wanted, and the head's own hidden state there.
+    pub predict: bool,
+}
+
+/// What the prediction head made of its spans.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Predicted {
+    /// Logits of the spans that want them, in order, each `vocab` long.
+    pub logits: Vec<f32>,
+    /// The head's hidden state after its output norm, of the same spans, each [`ExecutorFacts::hidden`] long.
+    pub hidden: Vec<f32>,
+    /// Compute time.
+    pub compute: Nanos,
 }
 
 /// What queries make of keys: for every query, layer and head a softmax over a window of keys.
@@ -284,6 +326,20 @@ pub trait Executor: Send {
     fn admits(&self, position: usize, tokens: usize) -> usize {
         let _ = position;
         tokens
+    }
+
+    /// Has the prediction head read the spans, each of another sequence, in one pass. An error is as for [`Executor::forward`]; where no head is
+    /// loaded it is one of the contract.
+    fn predict(&mut self, spans: &[HeadSpan<'_>]) -> Result<Predicted, DeviceError> {
+        let _ = spans;
+        Err(DeviceError::Contract("no prediction head is loaded".to_owned()))
+    }
+
+    /// The target's hidden state of a full page's last token, which is part of the page's state where a head is loaded: the first entry of the page
+    /// behind it is made of it. `None` where it was not asked for when the token was computed.
+    fn page_end(&self, page: PageId) -> Option<Vec<f32>> {
+        let _ = page;
+        None
     }
 
     /// Memory held now; `None` where nobody counts it.

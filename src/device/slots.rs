@@ -169,6 +169,7 @@ mod tests {
         Span {
             positions: None,
             capture: 0,
+            hidden: false,
             pages: &[],
             start,
             tokens,

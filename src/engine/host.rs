@@ -187,6 +187,7 @@ impl<'a> Host<'a> {
                 let SparseOverride { enabled, keep, threshold } = by_hand;
                 self.emit(self.active, Body::SpecPrefillSet { enabled, keep, threshold });
             }
+            Command::Speculation(_) | Command::MeasureVerify(_) => {}
             Command::Rescore { ticket, request, knobs } => {
                 let rescored = self.scheduler.rescore(ticket, request, knobs);
                 self.emit(self.active, Body::Rescored(Box::new(rescored)));

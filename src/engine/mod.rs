@@ -18,7 +18,7 @@ use std::thread::JoinHandle;
 use crate::cache::budget::Budget;
 use crate::cache::tier::{Layers, StateBytes, Tier, TierError};
 use crate::cache::{Cache, chain};
-use crate::config::{Aggregation, ClockKind, Config, SparseOverride, SpecPrefillConfig};
+use crate::config::{Aggregation, ClockKind, Config, SparseOverride, SpecPrefillConfig, SpeculationOverride};
 use crate::device::ExecutorFacts;
 use crate::event::{
     Body, Identity, LaneId, RequestId, RunFacts, SessionSetting, Sink, SparseSettings, SpecPrefillFacts,
@@ -98,6 +98,10 @@ pub enum Command {
     },
     /// Set sparse prefill by hand, in place of what was set so before, for every request that is admitted from now on.
     SpecPrefill(SparseOverride),
+    /// Set speculative decoding by hand, in place of what was set so before, for every request that is admitted from now on.
+    Speculation(SpeculationOverride),
+    /// Have the cost of forwards of several widths measured whenever a reply has ended, from now on, or no longer.
+    MeasureVerify(bool),
     /// Choose again from the attention that the latest scoring captured, without running the scorer. The answer is [`Body::Rescored`].
     Rescore {
         /// A number that the answer carries.
@@ -244,7 +248,7 @@ fn serve(
     out: &mut Emitter,
     commands: &mpsc::Receiver<Command>,
 ) -> Result<(), StartError> {
-    let Loaded { executor, text, scorer } = load()?;
+    let Loaded { executor, text, scorer, draft: _ } = load()?;
     let facts = executor.facts().clone();
     let clock = Clock::start(config.replay.clock, facts.identity == Identity::Simulated);
     let budget = Budget::of(&facts, config.cache.ram_bytes, config.scheduler.max_sequences);
@@ -345,6 +349,7 @@ fn run_facts(config: &Config, session: &Session, facts: &ExecutorFacts) -> RunFa
         session_requests: session.requests.len() as u64,
         replay_mode: mode.to_owned(),
         specprefill: None,
+        speculation: None,
         session_settings: session.settings.iter().map(|set| session_setting(config, set)).collect(),
     }
 }

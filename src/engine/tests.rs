@@ -65,6 +65,7 @@ fn loaded(config: &Config) -> Loaded {
         executor: Box::new(Sim::new(&config.sim, config.cache.block_tokens)),
         text: TextCodec::synthetic(Sim::VOCAB as u32),
         scorer: None,
+        draft: None,
     }
 }
 

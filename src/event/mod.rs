@@ -12,10 +12,13 @@ pub mod record;
 mod restore;
 mod sink;
 mod sparse;
+mod speculation;
 mod tier;
 mod time;
 
 use serde::{Deserialize, Serialize};
+
+use crate::config::{ControllerKind, DrafterKind};
 
 pub use prompt::{Arrival, HistoryChange, Segment, SegmentRun, Source, TranscriptItem, segment_at};
 pub use restore::{
@@ -26,6 +29,9 @@ pub use sink::{ChannelSink, Fanout, Sink};
 pub use sparse::{
     Effective, Logits, Rescored, Scored, ScorerStart, SetBy, SparseAdmission, SparseSettings, SparseVerdict,
     SpecPrefillFacts, Survival, SurvivingIdentifier,
+};
+pub use speculation::{
+    Audit, Cycle, DepthDecision, DepthReason, DrafterStart, ExpertsTouched, SpeculationFacts, VerifyCurve,
 };
 pub use tier::{TierReading, TierStored, TierTrouble};
 pub use time::{Nanos, Stamp};
@@ -145,6 +151,9 @@ pub struct RunFacts {
     /// How sparse prefill is set up; `None` where no scorer is loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub specprefill: Option<SpecPrefillFacts>,
+    /// How speculative decoding is set up; `None` in recordings of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speculation: Option<SpeculationFacts>,
     /// The configuration that the session is meant for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub session_settings: Vec<SessionSetting>,
@@ -405,6 +414,19 @@ pub enum Body {
         /// One a token of the vocabulary.
         logits: Logits,
     },
+    /// The drafter is ready, and the reply begins. Told where one drafts.
+    DrafterStarted(Box<DrafterStart>),
+    /// Nothing is drafted for the rest of the request: it decodes ordinarily.
+    DraftingEnded {
+        /// Why.
+        message: String,
+    },
+    /// The depth of the next cycle was decided on.
+    DepthDecided(Box<DepthDecision>),
+    /// A verify cycle is over.
+    Cycled(Box<Cycle>),
+    /// What forwards of several widths cost, measured when the reply had ended.
+    VerifyCurve(Box<VerifyCurve>),
     /// The reply has ended.
     Decoded {
         /// Why.
@@ -507,6 +529,15 @@ pub enum Body {
         keep: Option<f64>,
         /// A suffix of more tokens is computed sparsely.
         threshold: Option<u64>,
+    },
+    /// The researcher set speculative decoding by hand, for requests from here on; `None` leaves a setting to what stands below.
+    SpeculationSet {
+        /// What guesses.
+        drafter: Option<DrafterKind>,
+        /// Tokens drafted in a cycle at most.
+        depth: Option<u32>,
+        /// What chooses the depth.
+        controller: Option<ControllerKind>,
     },
     /// Events were lost between the engine and a consumer.
     Gap {

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use super::Speculation;
+
 use crate::event::{
     DeviceMemory, FinishReason, HistoryChange, LaneId, Logits, Nanos, Phase, RequestId, Restore, Route,
     Scored, SegmentRun, ShrunkChunk, SlotMemory, SnapshotsStored, Source, SparseAdmission, Stamp, Survival,
@@ -74,6 +76,9 @@ pub struct RequestFacts {
     pub output_tokens: Option<u64>,
     /// SHA-256 of the reply, hex.
     pub output_sha256: Option<String>,
+    /// Its speculative decoding; `None` where there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speculation: Option<Box<Speculation>>,
     /// The reply, as far as it has come.
     pub text: String,
     /// Its tokens, as far as they were told.
@@ -141,6 +146,7 @@ impl RequestFacts {
             scored: None,
             fell_back: None,
             survival: None,
+            speculation: None,
             uncached_suffix: None,
             progress: None,
             computed_tokens: None,

@@ -11,6 +11,7 @@ mod debt;
 mod facts;
 mod latency;
 mod row;
+mod speculation;
 #[cfg(test)]
 mod tests;
 mod verdict;
@@ -19,7 +20,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::Serialize;
 
-use crate::config::SparseOverride;
+use crate::config::{SparseOverride, SpeculationOverride};
 use crate::event::{
     Body, DeviceMemory, Event, Gate, LaneId, Phase, Preview, RequestId, Rescored, Route, RunFacts, Stamp,
     TierReading,
@@ -35,6 +36,7 @@ pub use facts::{
 };
 pub use latency::{Latency, Quantiles};
 pub use row::Row;
+pub use speculation::Speculation;
 pub use verdict::{CheckpointPhase, CheckpointStep, Cliff};
 
 /// Troubles of the SSD tier that are kept, the latest ones: a broken disk may tell one per block.
@@ -71,6 +73,7 @@ pub struct Ledger {
     preview: Option<Preview>,
     rescored: Option<Rescored>,
     by_hand: SparseOverride,
+    speculation_by_hand: SpeculationOverride,
 }
 
 impl Ledger {
@@ -154,6 +157,10 @@ impl Ledger {
             }
             Body::SpecPrefillSet { enabled, keep, threshold } => {
                 self.by_hand = SparseOverride { enabled: *enabled, keep: *keep, threshold: *threshold };
+            }
+            Body::SpeculationSet { drafter, depth, controller } => {
+                let (drafter, depth, controller) = (*drafter, *depth, *controller);
+                self.speculation_by_hand = SpeculationOverride { drafter, depth, controller };
             }
             Body::Gap { from, to } => self.lost.push((*from, *to)),
             Body::EngineFailed { message } => self.failure = Some(message.clone()),
@@ -266,6 +273,11 @@ impl Ledger {
                 }
                 request.text.push_str(text);
             }
+            Body::DrafterStarted(start) => speculation_of(request).start = Some((**start).clone()),
+            Body::DraftingEnded { message } => speculation_of(request).ended = Some(message.clone()),
+            Body::DepthDecided(decision) => speculation_of(request).decisions.push((**decision).clone()),
+            Body::Cycled(cycle) => speculation_of(request).cycles.push((**cycle).clone()),
+            Body::VerifyCurve(curve) => speculation_of(request).curve = Some((**curve).clone()),
             Body::Decoded { reason, output_tokens, output_sha256, text, took } => {
                 request.reason = Some(*reason);
                 request.output_tokens = Some(*output_tokens);
@@ -296,6 +308,11 @@ impl Ledger {
         if let Body::PrefillProgress { device, .. } = body {
             self.note_device(event.request, *device);
         }
+    }
+
+    /// What was set by hand of speculative decoding.
+    pub fn speculation_by_hand(&self) -> SpeculationOverride {
+        self.speculation_by_hand
     }
 
     /// Facts of the run, once it has started.
@@ -485,6 +502,10 @@ impl Ledger {
         hash_json(&mut hasher, &(self.cut, self.stale_pages));
         hasher.finalize().to_hex().to_string()
     }
+}
+
+fn speculation_of(request: &mut RequestFacts) -> &mut Speculation {
+    request.speculation.get_or_insert_default()
 }
 
 fn hash_json(hasher: &mut blake3::Hasher, value: &impl Serialize) {

@@ -112,6 +112,16 @@ pub struct Loaded {
     pub text: text::TextCodec,
     /// The model that scores for sparse prefill; `None` where there is none.
     pub scorer: Option<LoadedScorer>,
+    /// The model that drafts for speculative decoding; `None` where there is none.
+    pub draft: Option<LoadedDraft>,
+}
+
+/// A draft model ready to run: its tokenizer is the target's.
+pub struct LoadedDraft {
+    /// The model on its device; another resident one than the target and the scorer, with pages and slots of its own.
+    pub executor: Box<dyn Executor>,
+    /// Display name.
+    pub name: String,
 }
 
 /// Loads the configured model onto the configured device (`model.path`, `model.device`, `model.precision`,
@@ -126,6 +136,7 @@ pub fn load(config: &Config) -> Result<Loaded, ModelError> {
             )),
             text: text::TextCodec::synthetic(Sim::VOCAB as u32),
             scorer: scorer::pseudo(config)?,
+            draft: None,
         }),
         DeviceKind::Cpu => {
             let precision = config.model.precision.on_cpu();
@@ -180,7 +191,7 @@ where
     })?;
     let target = Target { source: &source, shape: &shape, text: &text };
     let scorer = scorer::load(config, &target, device)?;
-    Ok(Loaded { executor: Box::new(executor), text, scorer })
+    Ok(Loaded { executor: Box::new(executor), text, scorer, draft: None })
 }
 
 /// An opened model, of either format.

@@ -56,6 +56,8 @@ impl<D: Device> Resident<D> {
             page_bytes: device.kv_page_bytes(model.shape().kv(page_tokens)),
             slot_bytes: model.shape().states().map_or(0, |shape| device.slot_bytes(shape)),
             attention_layers: model.shape().kv(page_tokens).layers as u32,
+            head_layers: 0,
+            hidden: 0,
             recurrent_layers: model.shape().states().map_or(0, |shape| shape.layers as u32),
         };
         Ok(Resident { device, model, state, pages: 0, slots: SlotTable::default(), facts })
@@ -226,13 +228,23 @@ where
         self.check_memory(spans)?;
         let began = Instant::now();
         if spans.is_empty() {
-            return Ok(Forward { logits: Vec::new(), queries: Queries::default(), compute: Nanos(0) });
+            return Ok(Forward {
+                logits: Vec::new(),
+                queries: Queries::default(),
+                hidden: Vec::new(),
+                experts: None,
+                compute: Nanos(0),
+            });
         }
         self.slots.advance(spans);
         match self.compute(spans) {
-            Ok(Output { logits, queries }) => {
-                Ok(Forward { logits, queries, compute: Nanos::from(began.elapsed()) })
-            }
+            Ok(Output { logits, queries }) => Ok(Forward {
+                logits,
+                queries,
+                hidden: Vec::new(),
+                experts: None,
+                compute: Nanos::from(began.elapsed()),
+            }),
             Err(error) => {
                 self.slots.fail(spans);
                 Err(self.recovered(error))

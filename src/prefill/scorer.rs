@@ -376,6 +376,7 @@ impl Scorer {
             tokens: &scoring.tokens[scoring.computed..end],
             positions: None,
             capture,
+            hidden: false,
             state: scoring.recurrent.as_ref().map(|state| state.flow(end)),
             logits: if wants_logits { LogitRows::Last } else { LogitRows::None },
         };

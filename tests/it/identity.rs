@@ -156,6 +156,7 @@ fn logits(device: &mut dyn Executor, tokens: &[u32], sizes: &[usize]) -> Vec<Vec
         let span = Span {
             positions: None,
             capture: 0,
+            hidden: false,
             pages: &pages,
             start,
             tokens,

@@ -75,6 +75,7 @@ fn logits(executor: &mut dyn Executor, tokens: &[u32], chunks: &[usize]) -> Vec<
         let span = Span {
             positions: None,
             capture: 0,
+            hidden: false,
             pages: &pages,
             start,
             tokens: &tokens[start..end],

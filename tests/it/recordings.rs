@@ -90,6 +90,7 @@ fn run() -> RunFacts {
         session_requests: RESTORES.len() as u64,
         replay_mode: "recorded".into(),
         specprefill: None,
+        speculation: None,
         session_settings: Vec::new(),
     }
 }

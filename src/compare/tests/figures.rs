@@ -63,6 +63,7 @@ fn run() -> RunFacts {
         session_requests: 0,
         replay_mode: "recorded".into(),
         specprefill: None,
+        speculation: None,
         session_settings: Vec::new(),
     }
 }

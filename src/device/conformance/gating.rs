@@ -89,6 +89,7 @@ fn gates_attention<D: Device>(device: &mut D) {
         let span = Span {
             positions: None,
             capture: 0,
+            hidden: false,
             pages: &pages,
             start: 0,
             tokens: &tokens,

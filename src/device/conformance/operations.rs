@@ -224,6 +224,7 @@ fn attends_to_all_earlier_positions<D: Device>(make: Make<'_, D>) {
                 .map(|(n, pages)| Span {
                     positions: None,
                     capture: 0,
+                    hidden: false,
                     pages,
                     start: 0,
                     tokens: &tokens[..*n],

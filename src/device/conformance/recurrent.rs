@@ -150,6 +150,7 @@ impl<'a, D: Device> Layer<'a, D> {
             .map(|(x, flow)| Span {
                 positions: None,
                 capture: 0,
+                hidden: false,
                 pages: &[],
                 start: 0,
                 tokens: &tokens[..x.len() / columns],

@@ -205,6 +205,7 @@ pub(crate) fn trace<D: Device>(device: &mut D, seed: u64, tokens: usize, route: 
         let span = Span {
             positions: None,
             capture: 0,
+            hidden: false,
             pages: &pages,
             start,
             tokens: &sequence[start..start + n],
@@ -221,6 +222,7 @@ pub(crate) fn trace<D: Device>(device: &mut D, seed: u64, tokens: usize, route: 
                 Span {
                     positions: None,
                     capture: 0,
+                    hidden: false,
                     pages: &others,
                     start: start_other,
                     tokens,

@@ -64,6 +64,7 @@ fn weighs_keys_as_attention_does<D: Device>(device: &mut D) {
             tokens: &ids,
             positions: None,
             capture: 0,
+            hidden: false,
             state: None,
             logits: LogitRows::None,
         };
@@ -140,6 +141,7 @@ fn keeps_a_token_s_numbers_by_its_position<D: Device>(device: &mut D) {
         tokens,
         positions,
         capture: 0,
+        hidden: false,
         state: None,
         logits: LogitRows::Last,
     };

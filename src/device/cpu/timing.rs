@@ -39,6 +39,7 @@ fn rates(device: &mut Cpu, toy: &Toy<Cpu>, prompt: usize) {
         let span = Span {
             positions: None,
             capture: 0,
+            hidden: false,
             pages: &pages,
             start,
             tokens: &tokens[..n],

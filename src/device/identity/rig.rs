@@ -226,6 +226,7 @@ impl<'a> Rig<'a> {
         Span {
             positions: None,
             capture: 0,
+            hidden: false,
             pages: &track.pages[..pages],
             start: track.position,
             tokens,

@@ -25,6 +25,7 @@ fn attend(mlx: &mut Mlx, kv: &mut Kv, row: &Array, page: u32) -> Hidden {
     let span = Span {
         positions: None,
         capture: 0,
+        hidden: false,
         pages: &pages,
         start: 0,
         tokens: &[0],
@@ -99,6 +100,7 @@ fn a_long_prefill_that_fails_on_its_way_to_the_store_leaves_the_store_alone() {
     let span = Span {
         positions: None,
         capture: 0,
+        hidden: false,
         pages: &[PageId(1)],
         start: 0,
         tokens: &tokens,
@@ -154,6 +156,7 @@ fn a_failed_forward_takes_no_slot_along_that_it_did_not_write() {
         let span = Span {
             positions: None,
             capture: 0,
+            hidden: false,
             pages: &[],
             start: 0,
             tokens: &tokens,

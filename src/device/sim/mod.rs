@@ -112,6 +112,8 @@ impl Sim {
             page_bytes: page_tokens * config.state_bytes_per_token,
             slot_bytes: config.snapshot_bytes,
             attention_layers: 16,
+            head_layers: 0,
+            hidden: 0,
             recurrent_layers: if config.snapshot_bytes > 0 { 48 } else { 0 },
         };
         Sim { config: config.clone(), facts, pages: Vec::new(), slots: Slots::default() }
@@ -244,7 +246,13 @@ impl Executor for Sim {
             0 => Queries::default(),
             _ => Queries { tokens, layers: 1, heads: 1, values: captured },
         };
-        Ok(Forward { logits, queries, compute: Nanos::from_seconds(us / 1e6) })
+        Ok(Forward {
+            logits,
+            queries,
+            hidden: Vec::new(),
+            experts: None,
+            compute: Nanos::from_seconds(us / 1e6),
+        })
     }
 
     fn rewind(&mut self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {
@@ -339,6 +347,7 @@ mod tests {
             let span = Span {
                 positions: None,
                 capture: 0,
+                hidden: false,
                 pages: &pages,
                 start,
                 tokens,
@@ -373,6 +382,7 @@ mod tests {
             let span = Span {
                 positions: None,
                 capture: 0,
+                hidden: false,
                 pages: &pages,
                 start,
                 tokens: &tokens,
@@ -391,6 +401,7 @@ mod tests {
         let span = |pages| Span {
             positions: None,
             capture: 0,
+            hidden: false,
             pages,
             start: 0,
             tokens: &[1, 2, 3, 4, 5],
@@ -414,6 +425,7 @@ mod tests {
                 tokens: &tokens[start..*end],
                 positions: positions.map(|positions| &positions[start..*end]),
                 capture: end.saturating_sub(start.max(tokens.len() - 2)),
+                hidden: false,
                 state: None,
                 logits: LogitRows::None,
             };
@@ -479,6 +491,7 @@ mod tests {
                 tokens: &tokens,
                 positions,
                 capture: 0,
+                hidden: false,
                 state: None,
                 logits: LogitRows::None,
             };
@@ -500,6 +513,7 @@ mod tests {
                 tokens: &tokens,
                 positions: None,
                 capture: 0,
+                hidden: false,
                 state: Some(StateFlow { from: None, to: SlotId(0), revocable: false }),
                 logits: LogitRows::None,
             };

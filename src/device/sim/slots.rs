@@ -100,6 +100,7 @@ mod tests {
         let span = Span {
             positions: None,
             capture: 0,
+            hidden: false,
             pages: &PAGES,
             start,
             tokens,
@@ -133,6 +134,7 @@ mod tests {
         let span = Span {
             positions: None,
             capture: 0,
+            hidden: false,
             pages: &PAGES,
             start: 0,
             tokens: &[1],

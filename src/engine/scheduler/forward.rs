@@ -168,6 +168,7 @@ impl Scheduler<'_> {
                 tokens: &parts.tokens,
                 positions: parts.positions.as_deref(),
                 capture: 0,
+                hidden: false,
                 state: self.running[w.sequence].recurrent.as_ref().map(|state| state.flow(w.end)),
                 logits: if w.wants_logits { LogitRows::Last } else { LogitRows::None },
             })

@@ -57,9 +57,9 @@ pub(super) struct Short {
 }
 
 impl Short {
-    pub(super) fn around(Loaded { executor, text, scorer }: Loaded, want: Want) -> Loaded {
+    pub(super) fn around(Loaded { executor, text, scorer, draft }: Loaded, want: Want) -> Loaded {
         let short = Short { inner: executor, want, reserved: (0, 0), forwards: 0 };
-        Loaded { executor: Box::new(short), text, scorer }
+        Loaded { executor: Box::new(short), text, scorer, draft }
     }
 }
 
@@ -77,6 +77,7 @@ impl Short {
                 .forward(&[Span {
                     positions: None,
                     capture: 0,
+                    hidden: false,
                     pages: &pages,
                     start: 0,
                     tokens: &tokens,

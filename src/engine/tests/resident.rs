@@ -66,6 +66,7 @@ fn recomputed(executor: &mut dyn Executor, tokens: &[u32]) -> Vec<([u8; 32], [u8
         let span = Span {
             positions: None,
             capture: 0,
+            hidden: false,
             pages: &pages,
             start: index * BLOCK,
             tokens: block,
@@ -131,13 +132,14 @@ impl Seen {
 
 /// Plays what `steps` says with a cache, several sequences at once, against one at a time in one chunk without.
 fn compare(model: Fixture, ground: &Ground, steps: &[Step], seen: &mut Seen) {
-    let Loaded { executor, text, scorer } = model.load();
+    let Loaded { executor, text, scorer, .. } = model.load();
     let vocab = executor.facts().vocab as u32;
     let script = |use_cache| Script { steps, use_cache, vocab, longest: LONGEST };
-    let (held, cached) = ground.run_on(Loaded { executor, text, scorer }, |scheduler, clock, out| {
-        script(true).play(ground, scheduler, clock, out);
-        held_state(scheduler)
-    });
+    let (held, cached) =
+        ground.run_on(Loaded { executor, text, scorer, draft: None }, |scheduler, clock, out| {
+            script(true).play(ground, scheduler, clock, out);
+            held_state(scheduler)
+        });
     let alone = self::ground(SnapshotPolicy::None, 10_000, 1, 0);
     let ((), uncached) = alone.run_on(model.load(), |scheduler, clock, out| {
         script(false).play(&alone, scheduler, clock, out);

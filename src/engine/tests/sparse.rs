@@ -38,9 +38,9 @@ pub(super) fn run_pair<T>(
     config: &Config,
     work: impl FnOnce(&mut Scheduler<'_>, &mut Clock, &mut Emitter) -> T,
 ) -> (T, Vec<Event>) {
-    let Loaded { executor, text, scorer } = model::load(config).unwrap();
+    let Loaded { executor, text, scorer, .. } = model::load(config).unwrap();
     let ground = narrow(config.cache.snapshot_policy, config.scheduler.clone(), BLOCK, LONGEST, 200);
-    ground.run_on(Loaded { executor, text, scorer: None }, |scheduler, clock, out| {
+    ground.run_on(Loaded { executor, text, scorer: None, draft: None }, |scheduler, clock, out| {
         // Where sparse prefill is ruled out there is none.
         let scorer = scorer.map(|scorer| {
             let settings = ScorerSettings::of(&config.specprefill, 96, scorer.decodes);
@@ -261,10 +261,11 @@ fn a_scoring_that_fails_or_is_cancelled_costs_nothing_but_time() {
     // No scorer at all.
     let Loaded { executor, text, .. } = model::load(&config).unwrap();
     let ground = narrow(SnapshotPolicy::EVERY, config.scheduler.clone(), BLOCK, LONGEST, 200);
-    let ((), events) = ground.run_on(Loaded { executor, text, scorer: None }, |scheduler, clock, out| {
-        scheduler.attach_sparse(SparseSide::new(None, config.clone()));
-        serve_all(&growing(2), scheduler, clock, out);
-    });
+    let ((), events) =
+        ground.run_on(Loaded { executor, text, scorer: None, draft: None }, |scheduler, clock, out| {
+            scheduler.attach_sparse(SparseSide::new(None, config.clone()));
+            serve_all(&growing(2), scheduler, clock, out);
+        });
     let fell_back = events.iter().filter(|e| matches!(e.body, Body::SparseFellBack { .. })).count();
     assert_eq!((fell_back, routes(&events)), (2, vec![Route::Dense, Route::Dense]));
     let mut dense = config.clone();

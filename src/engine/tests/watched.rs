@@ -69,12 +69,12 @@ impl Executor for Watched {
 /// Serves the requests with a scorer that fails at its `nth` call, and gives the events.
 fn with_failing_scorer(nth: usize, failure: fn() -> DeviceError, requests: usize) -> Vec<Event> {
     let config = on_sim();
-    let Loaded { executor, text, scorer } = model::load(&config).unwrap();
+    let Loaded { executor, text, scorer, .. } = model::load(&config).unwrap();
     let inner = scorer.unwrap().executor;
     let spans = Arc::default();
     let scorer = Box::new(Watched { inner, left: nth, failure, spans });
     let ground = narrow(SnapshotPolicy::EVERY, config.scheduler.clone(), BLOCK, LONGEST, 200);
-    let run = ground.run_on(Loaded { executor, text, scorer: None }, |scheduler, clock, out| {
+    let run = ground.run_on(Loaded { executor, text, scorer: None, draft: None }, |scheduler, clock, out| {
         let settings = ScorerSettings::of(&config.specprefill, 96, true);
         let scorer = Scorer::new(scorer, [0; 32], Vec::new(), settings);
         scheduler.attach_sparse(SparseSide::new(Some(scorer), config.clone()));
@@ -112,7 +112,7 @@ fn a_scorer_that_fails_anywhere_costs_one_request_its_scoring_and_no_reply_a_wor
 #[test]
 fn kept_tokens_stand_at_their_own_positions_and_the_reply_at_the_prompts_end() {
     let config = on_sim();
-    let Loaded { executor, text, scorer } = model::load(&config).unwrap();
+    let Loaded { executor, text, scorer, .. } = model::load(&config).unwrap();
     let spans: Arc<Mutex<Vec<Seen>>> = Arc::default();
     let watched = Watched {
         inner: executor,
@@ -122,7 +122,7 @@ fn kept_tokens_stand_at_their_own_positions_and_the_reply_at_the_prompts_end() {
     };
     let ground = narrow(SnapshotPolicy::EVERY, config.scheduler.clone(), BLOCK, LONGEST, 200);
     let prompt = tokens(0, 1_500);
-    let loaded = Loaded { executor: Box::new(watched), text, scorer: None };
+    let loaded = Loaded { executor: Box::new(watched), text, scorer: None, draft: None };
     let ((), events) = ground.run_on(loaded, |scheduler, clock, out| {
         let settings = ScorerSettings::of(&config.specprefill, 96, true);
         let scorer = Scorer::new(scorer.unwrap().executor, [0; 32], Vec::new(), settings);

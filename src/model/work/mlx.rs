@@ -35,6 +35,7 @@ fn forward(
     let span = Span {
         positions: None,
         capture: 0,
+        hidden: false,
         pages: &pages,
         start,
         tokens: &tokens[start..end],

@@ -153,6 +153,45 @@ fn describe(body: &Body) -> (&'static str, String) {
             ("prefilled", format!("{} tokens in {}", thousands(*computed_tokens), duration(Some(*took))))
         }
         Body::Token { token, text, index, .. } => ("token", format!("{index}: {token} \"{}\"", safe(text))),
+        Body::DrafterStarted(start) => (
+            "drafter_started",
+            format!(
+                "{}, depth {} {}: read {} tokens in {}, had {}",
+                start.drafter.word(),
+                start.depth_max,
+                start.controller.word(),
+                thousands(start.primed_tokens),
+                duration(Some(start.took)),
+                thousands(start.cached_tokens)
+            ),
+        ),
+        Body::DraftingEnded { message } => ("drafting_ended", safe(message)),
+        Body::DepthDecided(decision) => {
+            ("depth_decided", format!("{} at {}: {:?}", decision.depth, decision.first, decision.reason))
+        }
+        Body::Cycled(cycle) => (
+            "cycled",
+            format!(
+                "{} of {} drafted accepted, {} emitted in {}",
+                cycle.accepted,
+                cycle.drafted,
+                cycle.emitted(),
+                duration(cycle.took())
+            ),
+        ),
+        Body::VerifyCurve(curve) => (
+            "verify_curve",
+            format!("{} widths at {} tokens", curve.points.len(), thousands(curve.context_tokens)),
+        ),
+        Body::SpeculationSet { drafter, depth, controller } => (
+            "speculation_set",
+            format!(
+                "drafter {}, depth {}, controller {}",
+                drafter.map_or("–", |drafter| drafter.word()),
+                count(depth.map(u64::from)),
+                controller.map_or("–", |controller| controller.word())
+            ),
+        ),
         Body::Decoded { reason, output_tokens, took, text, .. } => (
             "decoded",
             format!(

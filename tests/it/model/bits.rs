@@ -77,6 +77,7 @@ pub(super) fn run(executor: &mut dyn Executor, tokens: &[u32], chunks: &[usize],
         let span = Span {
             positions: None,
             capture: 0,
+            hidden: false,
             pages: &pages,
             start,
             tokens: &tokens[start..end],
@@ -101,6 +102,7 @@ pub(super) fn run_beside(executor: &mut dyn Executor, tokens: &[u32], size: usiz
         let mine = Span {
             positions: None,
             capture: 0,
+            hidden: false,
             pages: &pages,
             start,
             tokens: chunk,
@@ -114,6 +116,7 @@ pub(super) fn run_beside(executor: &mut dyn Executor, tokens: &[u32], size: usiz
         let neighbour = Span {
             positions: None,
             capture: 0,
+            hidden: false,
             pages: &other_pages,
             start: at,
             tokens,
@@ -142,6 +145,7 @@ pub(super) fn run_restored(executor: &mut dyn Executor, tokens: &[u32], boundary
     let span = Span {
         positions: None,
         capture: 0,
+        hidden: false,
         pages: &mixed,
         start: boundary,
         tokens: rest,
@@ -174,6 +178,7 @@ pub(super) fn run_drafted(
             let span = Span {
                 positions: None,
                 capture: 0,
+                hidden: false,
                 pages: &pages,
                 start,
                 tokens: &drafted,
@@ -193,6 +198,7 @@ pub(super) fn run_drafted(
             let span = Span {
                 positions: None,
                 capture: 0,
+                hidden: false,
                 pages: &pages,
                 start,
                 tokens: &tokens[start..end],

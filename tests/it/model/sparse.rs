@@ -61,6 +61,7 @@ impl Track {
             tokens,
             positions,
             capture,
+            hidden: false,
             state: (executor.facts().slot_bytes > 0).then_some(flow),
             logits,
         }
@@ -388,6 +389,8 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
         told(result.map(|_| Forward {
             logits: Vec::new(),
             queries: Queries::default(),
+            hidden: Vec::new(),
+            experts: None,
             compute: escarp::event::Nanos(0),
         }))
     };
@@ -513,6 +516,7 @@ fn timing() {
             tokens: chunk,
             positions: None,
             capture: 8,
+            hidden: false,
             state: Some(StateFlow { from, to: SlotId(0), revocable: false }),
             logits: LogitRows::None,
         };

@@ -68,6 +68,7 @@ impl Run {
                 session_requests: 12,
                 replay_mode: "recorded".into(),
                 specprefill: None,
+                speculation: None,
                 session_settings: Vec::new(),
             })),
         );
