@@ -1,6 +1,9 @@
 //! Values that have the right type and make no sense.
 
-use super::{Config, DeviceKind, IdleConfig, MlxConfig, PrecisionSetting, SparseOverride, SpecPrefillConfig};
+use super::{
+    Config, DeviceKind, IdleConfig, MlxConfig, PrecisionSetting, SparseOverride, SpecPrefillConfig,
+    SpeculationConfig, SpeculationOverride,
+};
 
 /// A value that is refused.
 #[derive(Debug, PartialEq)]
@@ -15,19 +18,8 @@ pub(super) struct Refused {
 
 /// Checks every value by itself, then those that must fit together.
 pub(super) fn check(config: &Config) -> Result<(), Refused> {
-    let Config {
-        model,
-        cache,
-        specprefill,
-        speculation: _,
-        policy,
-        scheduler,
-        replay,
-        sampling,
-        sim,
-        mlx,
-        ui,
-    } = config;
+    let Config { model, cache, specprefill, speculation, policy, scheduler, replay, sampling, sim, mlx, ui } =
+        config;
     require(
         model.device.kind() != DeviceKind::Mlx || model.precision != PrecisionSetting::Int8,
         "model.precision",
@@ -49,8 +41,11 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
         "seconds from 0 to 3600",
     )?;
     check_specprefill(specprefill)?;
+    check_speculation(speculation)?;
     for (name, says) in policy.names().filter_map(|name| Some((name, policy.get(name)?))) {
-        check_sparse(&format!("policy.{name}"), says)?;
+        let section = format!("policy.{name}");
+        check_sparse(&section, says.specprefill())?;
+        check_depth(&section, says.speculation())?;
     }
     whole("scheduler.max_sequences", scheduler.max_sequences, 1, 1024)?;
     whole("scheduler.chunk_tokens", scheduler.chunk_tokens, 1, 65_536)?;
@@ -118,6 +113,22 @@ fn check_sparse(section: &str, says: SparseOverride) -> Result<(), Refused> {
         whole(&format!("{section}.threshold"), threshold, 0, 1 << 24)?;
     }
     Ok(())
+}
+
+fn check_speculation(speculation: &SpeculationConfig) -> Result<(), Refused> {
+    check_depth("speculation", speculation.says())?;
+    whole("speculation.ngram_tokens", speculation.ngram_tokens, 1, 16)?;
+    require(speculation.ram_bytes >= 1 << 20, "speculation.ram_bytes", speculation.ram_bytes, "at least 1MiB")
+}
+
+/// What a request may set too, in `section`.
+fn check_depth(section: &str, says: SpeculationOverride) -> Result<(), Refused> {
+    match says.depth {
+        Some(depth) => {
+            whole(&format!("{section}.depth"), depth as usize, 1, SpeculationConfig::MAX_DEPTH as usize)
+        }
+        None => Ok(()),
+    }
 }
 
 /// A limit below what any model takes is a missing unit: `memory_limit = 48`.

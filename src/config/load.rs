@@ -9,7 +9,7 @@ use toml::{Table, Value};
 
 use super::check::{Refused, check};
 use super::suggest::nearest;
-use super::{Config, ScorerChoice};
+use super::{Config, ScorerChoice, TransportPolicy};
 
 /// The longest configuration file that is read, bytes.
 const LONGEST_FILE: u64 = 1 << 20;
@@ -82,7 +82,8 @@ pub fn session_may_set(key: &str, value: &Value) -> bool {
         "specprefill.scorer" => {
             alone(key, value).is_ok_and(|config| !matches!(config.specprefill.scorer, ScorerChoice::Model(_)))
         }
-        _ => ["cache", "scheduler", "specprefill", "sampling", "replay"].contains(&section_of(key)),
+        _ => ["cache", "scheduler", "specprefill", "speculation", "sampling", "replay"]
+            .contains(&section_of(key)),
     }
 }
 
@@ -185,8 +186,7 @@ const EVERY_TRANSPORT: &str = "policy.NAME";
 /// them.
 fn known_keys() -> Vec<String> {
     let sections = serde_json::to_value(Config::default()).unwrap_or_default();
-    let mut keys: Vec<String> =
-        ["enabled", "keep", "threshold"].map(|name| format!("{EVERY_TRANSPORT}.{name}")).into();
+    let mut keys: Vec<String> = TransportPolicy::KEYS.map(|name| format!("{EVERY_TRANSPORT}.{name}")).into();
     for (section, names) in sections.as_object().into_iter().flatten().filter(|(name, _)| *name != "policy") {
         for (name, _) in names.as_object().into_iter().flatten() {
             keys.push(format!("{section}.{name}"));

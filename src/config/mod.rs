@@ -21,8 +21,8 @@ use crate::session::ReplayMode;
 pub use load::{ConfigError, Override, load, load_over, session_may_set};
 pub use policy::{PlaceholderPolicy, SnapshotPolicy};
 pub use sparse::{Aggregation, QuerySource, ScorerChoice, SparseLeaves, SparseOverride, SpecPrefillConfig};
-pub use speculation::{ControllerKind, DrafterKind, SpeculationConfig, SpeculationOverride};
-pub use transport::{MAX_TRANSPORT_CHARS, Transports, is_transport_name};
+pub use speculation::{ControllerKind, DrafterKind, SpeculationConfig, SpeculationOverride, drafters_wanted};
+pub use transport::{MAX_TRANSPORT_CHARS, TransportPolicy, Transports, is_transport_name};
 
 /// A configuration file with every key, its default and what it means.
 pub const DEFAULTS: &str = include_str!("../../configs/default.toml");

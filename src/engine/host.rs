@@ -416,6 +416,7 @@ impl<'a> Host<'a> {
             sampling: turn.overrides.sampling.over(self.config.sampling),
             use_cache: turn.overrides.cache.unwrap_or(self.config.cache.enabled),
             specprefill: turn.overrides.specprefill,
+            speculation: turn.overrides.speculation,
             transport: turn.overrides.transport,
             protected_tokens: measured.unwrap_or(0),
             predecessor,

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use crate::cache::recurrent::RecurrentState;
 use crate::cache::served::Predecessor;
-use crate::config::SparseOverride;
+use crate::config::{SparseOverride, SpeculationOverride};
 use crate::decode::{Sampler, Sampling};
 use crate::event::{
     FinishReason, HistoryChange, LaneId, Nanos, RequestId, SegmentRun, Source, Stamp, TranscriptItem,
@@ -44,6 +44,8 @@ pub struct Submission {
     pub use_cache: bool,
     /// What it says about sparse prefill.
     pub specprefill: SparseOverride,
+    /// What it says about speculative decoding.
+    pub speculation: SpeculationOverride,
     /// The transport it came by.
     pub transport: Option<String>,
     /// Tokens of the protected prefix: those that cannot depend on the conversation.

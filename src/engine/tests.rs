@@ -20,7 +20,7 @@ use super::sequence::Submission;
 use super::*;
 use crate::cache::budget::DeviceLimits;
 use crate::cache::tier::Tuning;
-use crate::config::{PlaceholderPolicy, SchedulerConfig, SnapshotPolicy};
+use crate::config::{PlaceholderPolicy, SchedulerConfig, SnapshotPolicy, SpeculationOverride};
 use crate::decode::Sampling;
 use crate::device::sim::Sim;
 use crate::event::{Cause, Event, FinishReason, Gate, HistoryChange, Nanos, Phase, Segment, Source};
@@ -348,6 +348,7 @@ fn submission(prompt: Vec<u32>, max_output_tokens: u64) -> Submission {
         sampling: Sampling::default(),
         use_cache: true,
         specprefill: SparseOverride::default(),
+        speculation: SpeculationOverride::default(),
         transport: None,
         protected_tokens: 0,
         predecessor: None,

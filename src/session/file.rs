@@ -23,8 +23,8 @@
 //!
 //! The head's `set` is the configuration that the session is meant for, for example
 //! `{"cache.snapshot_policy":"last"}`: it holds over the defaults, and a configuration file, `--set` and options hold over
-//! it. Keys of `[cache]`, `[scheduler]`, `[specprefill]`, `[sampling]` and `[replay]` may be set, but for `cache.dir` and a
-//! `specprefill.scorer` that is a path: a session says how its requests are served, not on which model, on which device, or where files go.
+//! it. Keys of `[cache]`, `[scheduler]`, `[specprefill]`, `[speculation]`, `[sampling]` and `[replay]` may be set, but for
+//! `cache.dir` and a `specprefill.scorer` that is a path: a session says how its requests are served, not on which model, on which device, or where files go.
 //!
 //! Each other line has exactly one of these keys:
 //!
@@ -57,6 +57,7 @@
 //! | `set` | `{"cache": false}`: the prefix cache is neither read nor written | as configured |
 //! | `transport` | the name of a transport | the head's |
 //! | `specprefill` | any of `enabled`, `keep` and `threshold`, as `[specprefill]` has them, for example `{"enabled": false}` | as the transport and the configuration say |
+//! | `speculation` | any of `drafter`, `depth` and `controller`, as `[speculation]` has them, for example `{"drafter": "none"}`; the drafters `mtp` and `draft` are loaded only where the configuration or a transport names them | as the transport and the configuration say |
 //!
 //! A **side request** is what an agent asks beside its conversation: a title, a summary, a sub-agent's task. Its prompt is the
 //! system prompt and the tools as they stand and the messages it appends, nothing else. History goes on without it: neither

@@ -13,7 +13,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, ConfigError, Override, SparseOverride};
+use crate::config::{Config, ConfigError, Override, SparseOverride, SpeculationOverride};
 use crate::decode::SamplingOverride;
 use crate::event::Nanos;
 pub use bundled::{bundled, open};
@@ -124,6 +124,8 @@ pub struct RequestOverrides {
     pub cache: Option<bool>,
     /// Sparse prefill.
     pub specprefill: SparseOverride,
+    /// Speculative decoding.
+    pub speculation: SpeculationOverride,
     /// The transport it comes by, whose defaults `[policy.NAME]` has; the session's where `None`.
     pub transport: Option<String>,
 }

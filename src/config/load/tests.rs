@@ -3,7 +3,9 @@
 use std::io::Write;
 
 use super::*;
-use crate::config::{ClockKind, DeviceSetting, IdleConfig, IdleWord, SparseOverride};
+use crate::config::{
+    ClockKind, ControllerKind, DeviceSetting, DrafterKind, IdleConfig, IdleWord, TransportPolicy,
+};
 use crate::session::ReplayMode;
 
 fn set(arguments: &[&str]) -> Result<Config, ConfigError> {
@@ -81,6 +83,8 @@ fn a_session_sets_neither_model_nor_device_nor_folders() {
         "replay.clock",
         "specprefill.keep",
         "specprefill.scorer",
+        "speculation.drafter",
+        "speculation.depth",
     ] {
         assert!(may_set(key), "{key}");
     }
@@ -163,7 +167,7 @@ fn limits_of_mlx_are_absent_or_sizes() {
 #[test]
 fn sections_of_transports_lie_over_those_that_come_with_the_program() {
     let says = |enabled: Option<bool>, keep: Option<f64>, threshold: Option<u64>| {
-        Some(SparseOverride { enabled, keep, threshold })
+        Some(TransportPolicy { enabled, keep, threshold, ..TransportPolicy::default() })
     };
     let names = |config: &Config| config.policy.names().map(str::to_owned).collect::<Vec<_>>();
     let none = load(None, &[]).unwrap();
@@ -192,7 +196,8 @@ fn what_is_wrong_with_a_transport_is_told_by_its_own_key() {
         ("policy.agent.kep=0.5", "unknown key `policy.agent.kep`; did you mean `policy.agent.keep`?"),
         (
             "policy.agent.xyz=0.5",
-            "the keys are policy.agent.enabled, policy.agent.keep, policy.agent.threshold",
+            "the keys are policy.agent.controller, policy.agent.depth, policy.agent.drafter, policy.agent.enabled, policy.agent.keep, \
+             policy.agent.threshold",
         ),
         ("policy.agent=1", "unknown key `policy.agent`"),
         ("policy.a.b.keep=0.5", "unknown key `policy.a.b.keep`"),
@@ -202,6 +207,8 @@ fn what_is_wrong_with_a_transport_is_told_by_its_own_key() {
             "`policy.agent.keep` is 2, which is out of range; allowed is a fraction above 0, up to 1",
         ),
         ("policy.mine.threshold=99999999999", "`policy.mine.threshold` is 99999999999"),
+        ("policy.mine.depth=17", "`policy.mine.depth` is 17, which is out of range; allowed is 1 to 16"),
+        ("policy.agent.drafter=n-gram", "unknown variant `n-gram`"),
         ("policy.agent.enabled=3", "expected a boolean; the default is `false`"),
     ] {
         let error = set(&[argument]).unwrap_err().to_string();
@@ -241,6 +248,36 @@ fn knobs_of_sparse_prefill_have_their_ranges() {
     }
     let most = ["specprefill.keep=1", "specprefill.pool=1", "specprefill.unit=1", "specprefill.threshold=0"];
     assert_eq!(set(&most).unwrap().specprefill.says().keep, Some(1.0));
+}
+
+#[test]
+fn knobs_of_speculation_have_their_ranges() {
+    for (argument, allowed) in [
+        ("speculation.depth=0", "1 to 16; leave it out for the default"),
+        ("speculation.depth=17", "1 to 16; leave it out for the default"),
+        ("speculation.ngram_tokens=0", "1 to 16; the default is `3`"),
+        ("speculation.ngram_tokens=17", "1 to 16; the default is `3`"),
+        ("speculation.ram_bytes=1000", "at least 1MiB"),
+    ] {
+        let error = set(&[argument]).unwrap_err().to_string();
+        let key = argument.split('=').next().unwrap();
+        assert!(error.contains(&format!("`{key}` is ")) && error.contains(allowed), "{error}");
+    }
+    for argument in ["speculation.drafter=mpt", "speculation.controller=best", "speculation.depth=-1"] {
+        set(&[argument]).unwrap_err();
+    }
+    let says = set(&["speculation.drafter=ngram", "speculation.depth=16", "speculation.controller=fixed"]);
+    let says = says.unwrap().speculation.says();
+    assert_eq!(
+        (says.drafter, says.depth, says.controller),
+        (Some(DrafterKind::Ngram), Some(16), Some(ControllerKind::Fixed))
+    );
+    let policy = set(&["policy.agent.drafter=mtp", "policy.agent.depth=2"]).unwrap().policy.get("agent");
+    let policy = policy.unwrap();
+    assert_eq!(
+        (policy.enabled, policy.drafter, policy.depth),
+        (Some(false), Some(DrafterKind::Mtp), Some(2))
+    );
 }
 
 #[test]

@@ -18,7 +18,7 @@ pub fn resolve(
 ) -> SparseSettings {
     let mut levels = vec![(SetBy::Model, config.specprefill.says())];
     if let Some((name, policy)) = transport.and_then(|name| Some((name, config.policy.get(name)?))) {
-        levels.push((SetBy::Transport(name.to_owned()), policy));
+        levels.push((SetBy::Transport(name.to_owned()), policy.specprefill()));
     }
     levels.push((SetBy::Request, request));
     levels.push((SetBy::Hand, hand));
@@ -52,7 +52,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::config::Transports;
+    use crate::config::{SpeculationOverride, TransportPolicy, Transports};
 
     const SAYS_NOTHING: SparseOverride = SparseOverride { enabled: None, keep: None, threshold: None };
 
@@ -128,7 +128,8 @@ mod tests {
         ) {
             let [of_model, of_transport, of_request, of_hand] = said;
             let mut config = model(of_model);
-            config.policy = Transports::of([("mine", says(of_transport))]);
+            config.policy =
+                Transports::of([("mine", TransportPolicy::of(says(of_transport), SpeculationOverride::default()))]);
             let transport = named.then_some("mine");
             let found = resolve(&config, transport, says(of_request), says(of_hand)).enabled;
             let forbidden = [of_model, of_request, of_hand].contains(&Some(false));

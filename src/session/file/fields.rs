@@ -123,6 +123,26 @@ impl Field {
         self.value.as_u64().filter(|n| *n >= least).map_or_else(wanted, Ok)
     }
 
+    /// A whole number from `least` to `most`.
+    pub(super) fn whole_up_to(self, least: u32, most: u32) -> Checked<u32> {
+        let number = self.value.as_u64().and_then(|n| u32::try_from(n).ok());
+        let wanted = || self.mismatch(&format!("a whole number from {least} to {most}"));
+        number.filter(|n| (least..=most).contains(n)).map_or_else(wanted, Ok)
+    }
+
+    /// What one of `words` means.
+    pub(super) fn one_of<T>(self, words: &[&str], meaning: impl FnOnce(&str) -> Option<T>) -> Checked<T> {
+        let path = self.path.clone();
+        let text = self.text()?;
+        meaning(&text).ok_or_else(|| {
+            let remedy = match nearest(&text, words.iter().copied()) {
+                Some(meant) => format!("did you mean `{meant}`?"),
+                None => format!("give one of {}", listed(words)),
+            };
+            Problem::new(&path, format!("is `{}`", shortened(&text)), remedy)
+        })
+    }
+
     /// A number above 0, up to 1.
     pub(super) fn fraction(self) -> Checked<f64> {
         let wanted = || self.mismatch("a fraction above 0, up to 1");

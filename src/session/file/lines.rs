@@ -8,14 +8,16 @@ use super::fields::{Checked, Field, Object, Problem, listed, shortened};
 use super::history::History;
 use super::{MAX_LINE_BYTES, MAX_REQUESTS, VERSION};
 use crate::config::suggest::nearest;
-use crate::config::{self, Override, SparseOverride};
+use crate::config::{
+    self, ControllerKind, DrafterKind, Override, SparseOverride, SpeculationConfig, SpeculationOverride,
+};
 use crate::decode::SamplingOverride;
 use crate::event::Nanos;
 use crate::session::{Message, RequestOverrides, RequestSpec, Rewrite, Role, Session, Setting, ToolCall};
 
 const LINES: [&str; 5] = ["system", "tools", "request", "edit", "compaction"];
 const HEAD: [&str; 5] = ["escarp_session", "title", "description", "transport", "set"];
-const REQUEST: [&str; 10] = [
+const REQUEST: [&str; 11] = [
     "name",
     "idle_s",
     "side",
@@ -26,6 +28,7 @@ const REQUEST: [&str; 10] = [
     "set",
     "transport",
     "specprefill",
+    "speculation",
 ];
 const MESSAGE: [&str; 4] = ["role", "content", "tool_calls", "tool_call_id"];
 const CALL: [&str; 3] = ["id", "name", "arguments"];
@@ -476,7 +479,8 @@ fn overrides(request: &mut Object) -> Checked<RequestOverrides> {
     };
     let transport = request.optional("transport").map(transport).transpose()?;
     let specprefill = request.optional("specprefill").map(specprefill).transpose()?.unwrap_or_default();
-    Ok(RequestOverrides { max_output_tokens, sampling, cache, specprefill, transport })
+    let speculation = request.optional("speculation").map(speculation).transpose()?.unwrap_or_default();
+    Ok(RequestOverrides { max_output_tokens, sampling, cache, specprefill, speculation, transport })
 }
 
 /// The name of a transport. Whether there is one of that name is the configuration's to say.
@@ -500,6 +504,18 @@ fn specprefill(field: Field) -> Checked<SparseOverride> {
     let keep = object.optional("keep").map(Field::fraction).transpose()?;
     let threshold = object.optional("threshold").map(|field| field.whole(0)).transpose()?;
     Ok(SparseOverride { enabled, keep, threshold })
+}
+
+fn speculation(field: Field) -> Checked<SpeculationOverride> {
+    let mut object = field.object(&["drafter", "depth", "controller"])?;
+    let drafters = DrafterKind::ALL.map(DrafterKind::word);
+    let drafter = object.optional("drafter").map(|field| field.one_of(&drafters, DrafterKind::parse));
+    let controllers = ControllerKind::ALL.map(ControllerKind::word);
+    let controller =
+        object.optional("controller").map(|field| field.one_of(&controllers, ControllerKind::parse));
+    let most = SpeculationConfig::MAX_DEPTH;
+    let depth = object.optional("depth").map(|field| field.whole_up_to(1, most)).transpose()?;
+    Ok(SpeculationOverride { drafter: drafter.transpose()?, depth, controller: controller.transpose()? })
 }
 
 fn sampling(field: Field) -> Checked<SamplingOverride> {

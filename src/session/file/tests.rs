@@ -3,7 +3,7 @@ use std::path::Path;
 use serde_json::json;
 
 use super::*;
-use crate::config::{Config, SparseOverride};
+use crate::config::{Config, DrafterKind, SparseOverride, SpeculationOverride};
 use crate::event::Nanos;
 use crate::session::{Message, RequestOverrides, Rewrite, Role};
 
@@ -273,6 +273,22 @@ fn every_mistake_is_told_with_file_line_field_and_remedy() {
             vec![HEAD.into(), request(r#""specprefill":{"threshold":-1}"#)],
         ),
         (
+            "s.jsonl:2: `request.speculation.drafter`: is `mpt`; did you mean `mtp`?",
+            vec![HEAD.into(), request(r#""speculation":{"drafter":"mpt"}"#)],
+        ),
+        (
+            "s.jsonl:2: `request.speculation.controller`: is `x`; give one of `fixed` and `adaptive`",
+            vec![HEAD.into(), request(r#""speculation":{"controller":"x"}"#)],
+        ),
+        (
+            "s.jsonl:2: `request.speculation.depth`: is 17; give a whole number from 1 to 16",
+            vec![HEAD.into(), request(r#""speculation":{"depth":17}"#)],
+        ),
+        (
+            "s.jsonl:2: `request.speculation.model`: unknown key; the keys here are `drafter`, `depth` and `controller`",
+            vec![HEAD.into(), request(r#""speculation":{"model":"x"}"#)],
+        ),
+        (
             "s.jsonl:1: `set.specprefill.scorer`: is not for a session to set; remove it, and give `--set specprefill.scorer=…` where the session is replayed",
             vec![r#"{"escarp_session":1,"title":"t","set":{"specprefill.scorer":"models/other.gguf"}}"#.into()],
         ),
@@ -365,6 +381,19 @@ fn what_a_request_says_of_sparse_prefill_is_read_as_far_as_it_says_it() {
     assert_eq!(overrides.transport.as_deref(), Some("long-context"));
     let says = SparseOverride { enabled: None, keep: Some(0.25), threshold: Some(0) };
     assert_eq!(overrides.specprefill, says);
+}
+
+#[test]
+fn what_a_request_says_of_speculation_is_read_as_far_as_it_says_it() {
+    let session = parse_lines(&[
+        r#"{"escarp_session":1,"title":"t","set":{"speculation.drafter":"mtp","speculation.depth":2}}"#,
+        R1,
+        r#"{"request":{"name":"r2","append":[{"role":"user","content":"x"}],"speculation":{"drafter":"ngram","depth":16}}}"#,
+    ])
+    .unwrap();
+    assert_eq!(session.requests[0].overrides.speculation, SpeculationOverride::default());
+    let says = SpeculationOverride { drafter: Some(DrafterKind::Ngram), depth: Some(16), controller: None };
+    assert_eq!(session.requests[1].overrides.speculation, says);
 }
 
 #[test]

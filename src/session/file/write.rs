@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::VERSION;
-use crate::config::SparseOverride;
+use crate::config::{SparseOverride, SpeculationOverride};
 use crate::decode::SamplingOverride;
 use crate::session::{Message, Rewrite, Role, Session, Setting, ToolCall};
 
@@ -53,6 +53,7 @@ pub fn write(session: &Session) -> String {
                 set: request.overrides.cache.map(|cache| SetLine { cache }),
                 transport: request.overrides.transport.as_deref(),
                 specprefill: request.overrides.specprefill,
+                speculation: request.overrides.speculation,
             }),
         });
     }
@@ -120,6 +121,8 @@ struct RequestLine<'a> {
     transport: Option<&'a str>,
     #[serde(skip_serializing_if = "says_nothing")]
     specprefill: SparseOverride,
+    #[serde(skip_serializing_if = "says_nothing")]
+    speculation: SpeculationOverride,
 }
 
 #[derive(Serialize)]

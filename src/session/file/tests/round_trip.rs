@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::*;
+use crate::config::{ControllerKind, SpeculationConfig};
 use crate::decode::SamplingOverride;
 use crate::session::{RequestSpec, Setting, ToolCall};
 
@@ -59,17 +60,17 @@ struct Draft {
 }
 
 fn drafts() -> impl Strategy<Value = Vec<Draft>> {
-    let overrides =
-        (
-            proptest::option::of(1u64..1 << 40),
-            sampling(),
-            proptest::option::of(any::<bool>()),
-            specprefill(),
-            transport(),
-        )
-            .prop_map(|(max_output_tokens, sampling, cache, specprefill, transport)| {
-                RequestOverrides { max_output_tokens, sampling, cache, specprefill, transport }
-            });
+    let overrides = (
+        proptest::option::of(1u64..1 << 40),
+        sampling(),
+        proptest::option::of(any::<bool>()),
+        specprefill(),
+        speculation(),
+        transport(),
+    )
+        .prop_map(|(max_output_tokens, sampling, cache, specprefill, speculation, transport)| {
+            RequestOverrides { max_output_tokens, sampling, cache, specprefill, speculation, transport }
+        });
     let reply = proptest::option::of((any::<String>(), proptest::collection::vec(json_object(), 0..3)));
     let draft = (
         (proptest::bool::weighted(0.3), 0u8..10),
@@ -103,6 +104,13 @@ fn specprefill() -> impl Strategy<Value = SparseOverride> {
     let keep = proptest::option::of((1u8..=100).prop_map(|percent| f64::from(percent) / 100.0));
     (proptest::option::of(any::<bool>()), keep, proptest::option::of(any::<u64>()))
         .prop_map(|(enabled, keep, threshold)| SparseOverride { enabled, keep, threshold })
+}
+
+fn speculation() -> impl Strategy<Value = SpeculationOverride> {
+    let drafter = proptest::option::of(proptest::sample::select(&DrafterKind::ALL[..]));
+    let controller = proptest::option::of(proptest::sample::select(&ControllerKind::ALL[..]));
+    (drafter, proptest::option::of(1..=SpeculationConfig::MAX_DEPTH), controller)
+        .prop_map(|(drafter, depth, controller)| SpeculationOverride { drafter, depth, controller })
 }
 
 fn settings() -> impl Strategy<Value = Vec<Setting>> {
