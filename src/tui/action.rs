@@ -8,6 +8,7 @@ use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use super::app::{Model, Pane};
 use super::faults;
 use super::sparse;
+use super::speculation;
 use crate::engine::Fault;
 use crate::event::{Gate, Phase};
 use crate::ledger::Ledger;
@@ -57,6 +58,18 @@ pub enum ActionId {
     Explore,
     /// Sparse prefill on or off.
     SpecPrefill,
+    /// The next of the loaded drafters, or none.
+    Drafter,
+    /// Draft a token more in a cycle.
+    Deeper,
+    /// Draft a token less in a cycle.
+    Shallower,
+    /// Fixed or adaptive depth.
+    Controller,
+    /// Measure what forwards of several widths cost, or no longer.
+    MeasureVerify,
+    /// Weigh the selected request in the two-request calculator.
+    Weigh,
     /// Up.
     Up,
     /// Down.
@@ -344,6 +357,27 @@ pub(super) fn can_set_specprefill(model: &Model) -> Enabled {
     sparse::obstacle_in_focus(model)
 }
 
+/// Whether speculative decoding can be set by hand.
+fn can_speculate(model: &Model) -> Enabled {
+    alive_in_focus(model)?;
+    Ok(speculation::obstacle(model.ledger())?)
+}
+
+fn can_deepen(model: &Model) -> Enabled {
+    can_speculate(model)?;
+    Ok(speculation::depth_obstacle(model.ledger(), 1)?)
+}
+
+fn can_draw_in(model: &Model) -> Enabled {
+    can_speculate(model)?;
+    Ok(speculation::depth_obstacle(model.ledger(), -1)?)
+}
+
+fn can_weigh(model: &Model) -> Enabled {
+    let request = model.selected().ok_or("no request to weigh yet")?;
+    Ok(speculation::weigh_obstacle(request)?)
+}
+
 fn has_other_runs(model: &Model) -> Enabled {
     if model.runs.are_compared() {
         Ok(())
@@ -395,6 +429,21 @@ pub static ACTIONS: &[Action] = &[
     run(ActionId::SpecPrefill, &[ch('o')], "SpecPrefill on or off, from the next request on")
         .hint("sparse")
         .when(can_set_specprefill),
+    run(
+        ActionId::Drafter,
+        &[ch('d')],
+        "drafter: the next of those loaded, or none, from the next request on",
+    )
+    .hint("drafter")
+    .when(can_speculate),
+    run(ActionId::Deeper, &[ch('+'), ch('=')], "draft a token more in a cycle, from the next request on")
+        .when(can_deepen),
+    run(ActionId::Shallower, &[ch('-')], "draft a token less in a cycle, from the next request on")
+        .when(can_draw_in),
+    run(ActionId::Controller, &[ch('a')], "depth adaptive or fixed, from the next request on")
+        .when(can_speculate),
+    run(ActionId::MeasureVerify, &[ch('v')], "measure the verify curve whenever a reply ends, or no longer")
+        .when(alive_in_focus),
     run(ActionId::Compare, &[ch('c')], "compare dense with sparse side by side; again, return")
         .hint("compare")
         .when(can_compare),
@@ -414,6 +463,8 @@ pub static ACTIONS: &[Action] = &[
     look(ActionId::Explore, &[ch('t')], "what another threshold or keep fraction would have done")
         .hint("what if")
         .when(can_explore),
+    look(ActionId::Weigh, &[ch('u')], "use the selected request in the calculator of the verify view")
+        .when(can_weigh),
     look(ActionId::View(Pane::Session), &[ch('1')], "session: one row a request"),
     look(ActionId::View(Pane::Checkpoint), &[ch('2')], "checkpoint: where it stands, over the requests"),
     look(ActionId::View(Pane::Request), &[ch('3')], "request: which tokens were lost, and why"),
@@ -423,6 +474,7 @@ pub static ACTIONS: &[Action] = &[
     look(ActionId::View(Pane::Divergence), &[ch('7')], "divergence: the token at which a prompt departs"),
     look(ActionId::View(Pane::Debt), &[ch('8')], "debt: what is computed again, and who pays for it"),
     look(ActionId::View(Pane::Compare), &[ch('9')], "compare: lanes side by side, turn by turn"),
+    look(ActionId::View(Pane::Verify), &[ch('0')], "verify: what a cycle costs in dense steps, and gives"),
     look(ActionId::FocusNext, &[code(KeyCode::Tab)], "move the focus to the next pane"),
     look(ActionId::FocusPrevious, &[code(KeyCode::BackTab)], "move the focus to the previous pane"),
     look(ActionId::Up, &[code(KeyCode::Up), ch('k')], "previous request, or a line up"),

@@ -23,6 +23,7 @@ pub mod runs;
 pub mod scrub;
 mod sections;
 mod sparse;
+mod speculation;
 mod status;
 pub mod svg;
 pub mod terminal;

@@ -15,7 +15,7 @@ use super::line::LineInput;
 use super::text::{self, fit, left, sanitise};
 use super::theme::Tone;
 use super::view::Canvas;
-use super::{memory, panes, preview, sparse, tier};
+use super::{memory, panes, preview, sparse, speculation, tier};
 
 /// Draws `overlay` over `body`; the filter line takes the footer's place.
 pub fn draw(canvas: &mut Canvas<'_>, model: &Model, overlay: &Overlay, body: Rect, foot: Rect) {
@@ -91,6 +91,11 @@ fn help_lines(model: &Model) -> Vec<HelpLine> {
         ("The waterfall of a request", WATERFALL, true),
         ("Debt", panes::debt::WORDS, true),
         ("Sparse prefill, where there is a scorer", sparse::WORDS, sparse::obstacle(model.ledger()).is_ok()),
+        (
+            "Speculative decoding, where there is a drafter",
+            speculation::WORDS,
+            speculation::obstacle(model.ledger()).is_ok(),
+        ),
         ("Compare, where there are lanes", panes::compare::WORDS, model.runs.are_compared()),
         ("Memory, where the device counts it", memory::WORDS, model.ledger().device_memory().is_some()),
         ("The SSD tier, where there is one", tier::WORDS, model.ledger().tier().is_some()),

@@ -11,7 +11,7 @@ use super::memory::gauge;
 use super::text::{self, count, fit, signed, thousands};
 use super::theme::Tone;
 use super::view::{Canvas, WORKBENCH};
-use super::{sparse, tier, watch};
+use super::{sparse, speculation, tier, watch};
 use crate::event::{Gate, Phase};
 use crate::ledger::RequestFacts;
 
@@ -111,6 +111,9 @@ fn run_words(model: &Model, room: usize) -> String {
         room.saturating_sub(text::width(&rest) + text::width(&lane) + 3).saturating_sub(NAMES_AT_LEAST);
     let sparse = sparse::status_words(model.ledger(), model.selected(), for_sparse.saturating_sub(3));
     let rest = sparse.map_or_else(|| rest.clone(), |words| format!("{rest} · {words}"));
+    let for_drafter = room.saturating_sub(text::width(&rest) + text::width(&lane) + 6);
+    let drafter = speculation::status_words(model, for_drafter.saturating_sub(NAMES_AT_LEAST));
+    let rest = drafter.map_or_else(|| rest.clone(), |words| format!("{rest} · {words}"));
     let (session, name) = (text::sanitise(&run.session), text::sanitise(&run.model));
     let for_names = room.saturating_sub(text::width(&rest) + text::width(&lane) + 3);
     let for_name = for_names.saturating_sub(text::width(&session)).max(for_names / 3);
@@ -257,9 +260,9 @@ pub(super) fn draw_footer(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
         .collect();
     let size = |key: &str, words: &str| key.len() + text::width(words) + 3;
     let mut reserve: usize = hints.iter().filter(|h| h.2).map(|h| size(&h.0, h.1)).sum();
-    let views = "1-9 views";
+    let views = "0-9 views";
     if canvas.layout.single {
-        canvas.put(area, used, 0, "1-9", Tone::Key);
+        canvas.put(area, used, 0, "0-9", Tone::Key);
         canvas.put(area, used + 4, 0, "views", Tone::Dim);
         used += views.len() + 2;
     }

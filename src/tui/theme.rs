@@ -38,6 +38,8 @@ pub enum Tone {
     Prompt,
     /// The accent of a lane.
     Lane(LaneId),
+    /// Text that a drafter guessed and the target accepted.
+    Accepted,
     /// Tokens or text of a segment.
     Segment(Segment),
 }
@@ -201,6 +203,7 @@ fn coloured(palette: &Palette, tone: Tone) -> Style {
         Tone::Suffix => fg(palette.segments[5]),
         Tone::Prompt => fg(palette.prompt),
         Tone::Lane(lane) => fg(palette.lanes[lane.0 as usize % palette.lanes.len()]),
+        Tone::Accepted => fg(palette.accent).add_modifier(Modifier::UNDERLINED),
         Tone::Segment(segment) => fg(palette.segments[segment_index(segment)]),
     }
 }
@@ -213,6 +216,7 @@ fn mono(tone: Tone) -> Style {
         }
         Tone::Warn => plain.add_modifier(Modifier::BOLD | Modifier::UNDERLINED),
         Tone::Selected => plain.add_modifier(Modifier::REVERSED),
+        Tone::Accepted => plain.add_modifier(Modifier::UNDERLINED),
         Tone::Dim | Tone::Border => plain.add_modifier(Modifier::DIM),
         _ => plain,
     }
@@ -235,6 +239,8 @@ pub(super) fn ascii_twin(glyph: char) -> char {
         '◌' => 'd',
         '≈' => '~',
         '≥' => '>',
+        '≤' => '<',
+        '○' => 'o',
         '␣' => '_',
         '↵' => '$',
         '⇥' => '>',
@@ -298,6 +304,7 @@ mod tests {
             Tone::Suffix,
             Tone::Prompt,
             Tone::Lane(LaneId(3)),
+            Tone::Accepted,
         ];
         tones.extend(Segment::ALL.map(Tone::Segment));
         for tone in tones {

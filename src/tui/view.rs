@@ -123,20 +123,19 @@ fn draw_screen(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     }
 }
 
-/// Session and checkpoint side by side, the request below them, transcript (or events, or log) at the bottom; or, below them, the lanes.
+/// Session and checkpoint side by side, the request below them, transcript (or events, or log) at the bottom; or, below them, a tall pane.
 fn draw_workbench(canvas: &mut Canvas<'_>, model: &Model, body: Rect) {
-    // Lanes side by side take the request's place too.
-    let compares = model.ui.lower_pane() == Pane::Compare;
+    let tall = model.ui.lower_pane().is_tall();
     // What explains a request in many lines takes some of those above it.
     let explains = matches!(model.ui.lower_pane(), Pane::Divergence | Pane::Debt);
     let request_height = match body.height {
-        _ if compares => 0,
+        _ if tall => 0,
         44.. if !explains => 18,
         36.. => 14,
         _ => 12,
     };
     let above = body.height - request_height;
-    let top_height = if compares {
+    let top_height = if tall {
         above.saturating_sub(24).clamp(9, 16)
     } else if explains {
         above.saturating_sub(18).clamp(9, 24)
@@ -149,7 +148,7 @@ fn draw_workbench(canvas: &mut Canvas<'_>, model: &Model, body: Rect) {
     let (left, right) = split_left(top, session_width);
     draw_pane(canvas, model, Pane::Session, left);
     draw_pane(canvas, model, Pane::Checkpoint, right);
-    if !compares {
+    if !tall {
         draw_pane(canvas, model, Pane::Request, middle);
     }
     draw_pane(canvas, model, model.ui.lower_pane(), bottom);
@@ -199,5 +198,6 @@ fn draw_pane(canvas: &mut Canvas<'_>, model: &Model, pane: Pane, area: Rect) {
         Pane::Divergence => panes::divergence::draw(canvas, model, inner),
         Pane::Debt => panes::debt::draw(canvas, model, inner),
         Pane::Compare => panes::compare::draw(canvas, model, inner),
+        Pane::Verify => panes::verify::draw(canvas, model, inner),
     }
 }

@@ -7,6 +7,7 @@ mod keys;
 mod published;
 mod sample;
 mod sparse;
+mod verify;
 
 use std::fmt::Write as _;
 

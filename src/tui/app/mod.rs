@@ -16,6 +16,7 @@ use super::log::LogRing;
 use super::runs::Runs;
 use super::scrub::Recording;
 use super::sparse;
+use super::speculation;
 use crate::compare::News;
 use crate::engine::{Command, Fault};
 use crate::event::{Body, Event, Gate, LaneId};
@@ -30,7 +31,7 @@ use typing::{
     ask_for_cost, on_ask_key, on_confirm_key, on_editor_key, on_explorer_key, on_filter_key, on_help_key,
     on_palette_key,
 };
-pub use ui::{Layout, Overlay, Page, Pane, Scroll, Toast, Ui};
+pub use ui::{Layout, Overlay, Page, Pane, Scroll, Toast, Ui, Weighed};
 
 /// Facts and interface state.
 #[derive(Debug, Default)]
@@ -158,7 +159,7 @@ impl Model {
         let Some(recording) = &self.recording else { return };
         self.runs.show(recording.visible());
         self.ui.selection = None;
-        self.ui.block = None;
+        self.ui.deselect();
         if self.ledger().lane(self.ui.lane).is_none() {
             self.ui.lane = LaneId::default();
         }
@@ -174,7 +175,7 @@ impl Model {
         self.toast(words);
     }
 
-    fn toast(&mut self, text: impl Into<String>) {
+    pub(super) fn toast(&mut self, text: impl Into<String>) {
         self.ui.toast = Some(Toast { text: text.into(), warning: false });
     }
 
@@ -213,7 +214,10 @@ pub fn update(model: &mut Model, msg: Msg) -> Vec<Effect> {
 
 fn on_event(model: &mut Model, place: usize, event: &Event) {
     // What all lanes of a comparison do is told of one of them; what one does by itself, whichever it is.
-    let of_any = matches!(event.body, Body::EngineFailed { .. } | Body::SpecPrefillSet { .. });
+    let of_any = matches!(
+        event.body,
+        Body::EngineFailed { .. } | Body::SpecPrefillSet { .. } | Body::SpeculationSet { .. }
+    );
     if place != model.runs.focus() && !of_any {
         return;
     }
@@ -235,6 +239,18 @@ fn on_event(model: &mut Model, place: usize, event: &Event) {
             let words = sparse::switched_words(model.runs.ledger_of(place));
             let lane = model.runs.label(place);
             model.toast(format!("{lane}{words}"));
+        }
+        Body::SpeculationSet { .. } => {
+            let (words, warning) = speculation::set_words(model.runs.ledger_of(place));
+            let text = format!("{}{words}", model.runs.label(place));
+            model.ui.toast = Some(Toast { text, warning });
+        }
+        Body::DraftingEnded { message } => model.warn(format!("drafting ended: {message}")),
+        Body::Cycled(cycle) => {
+            if let Some(audit) = cycle.audit.as_ref().filter(|audit| !audit.passed) {
+                let what = audit.problem.as_deref().unwrap_or("state differs from recomputation");
+                model.warn(format!("AUDIT FAILED at token {}: {what}", cycle.first));
+            }
         }
         Body::SparseFellBack { message } => model.warn(format!("fell back to dense: {message}")),
         Body::FaultInjected { fault, outcome } => model.toast(format!("{fault}: {outcome}")),
@@ -362,6 +378,12 @@ pub fn perform(model: &mut Model, action: &Action) -> Vec<Effect> {
         }
         ActionId::Compare => return vec![Effect::Compare],
         ActionId::SpecPrefill => return sparse::toggle(model),
+        ActionId::Drafter => return speculation::next_drafter(model),
+        ActionId::Deeper => return speculation::deepen(model, 1),
+        ActionId::Shallower => return speculation::deepen(model, -1),
+        ActionId::Controller => return speculation::toggle_controller(model),
+        ActionId::MeasureVerify => return speculation::toggle_curve(model),
+        ActionId::Weigh => speculation::weigh(model),
         ActionId::View(pane) => focus(model, pane),
         ActionId::FocusNext => cycle_focus(model, 1),
         ActionId::FocusPrevious => cycle_focus(model, -1),

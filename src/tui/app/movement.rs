@@ -11,8 +11,8 @@ pub(super) fn focus(model: &mut Model, pane: Pane) {
     model.ui.focus = pane;
     if pane.is_lower() {
         model.ui.lower = Some(pane);
-    } else if pane == Pane::Request && model.ui.lower_pane() == Pane::Compare {
-        // The lanes stand in its place.
+    } else if pane == Pane::Request && model.ui.lower_pane().is_tall() {
+        // The lower pane stands in its place.
         model.ui.lower = None;
     }
 }
@@ -22,7 +22,7 @@ pub(super) fn cycle_focus(model: &mut Model, by: isize) {
         Pane::ALL.to_vec()
     } else {
         let lower = model.ui.lower_pane();
-        let middle = (lower != Pane::Compare).then_some(Pane::Request);
+        let middle = (!lower.is_tall()).then_some(Pane::Request);
         [Pane::Session, Pane::Checkpoint].into_iter().chain(middle).chain([lower]).collect()
     };
     let at = order.iter().position(|pane| *pane == model.ui.focus).unwrap_or_default();
@@ -33,7 +33,7 @@ pub(super) fn cycle_focus(model: &mut Model, by: isize) {
 pub(super) fn show_lane(model: &mut Model, lane: LaneId) {
     model.ui.lane = lane;
     model.ui.selection = None;
-    model.ui.block = None;
+    model.ui.deselect();
     model.ui.scroll[Pane::Transcript.index()] = Scroll::Follow;
 }
 
@@ -50,7 +50,7 @@ pub(super) fn switch_lane(model: &mut Model, by: isize) {
 /// Puts the focus on another of the runs that are compared. What is selected stays: their requests have the same numbers.
 pub(super) fn switch_run(model: &mut Model, by: isize) {
     model.runs.move_focus(by);
-    model.ui.block = None;
+    model.ui.deselect();
     if model.ledger().lane(model.ui.lane).is_none() {
         show_lane(model, LaneId::default());
     }
@@ -64,7 +64,7 @@ fn select(model: &mut Model, by: isize) {
     let at = ids.iter().position(|id| Some(*id) == current).unwrap_or(last);
     let next = at.saturating_add_signed(by).min(last);
     model.ui.selection = if next == last { None } else { Some(ids[next]) };
-    model.ui.block = None;
+    model.ui.deselect();
 }
 
 /// The requests the session pane lists: the history in view, less what the filter hides.
@@ -91,6 +91,7 @@ fn scroll(model: &mut Model, pane: Pane, by: isize) {
 
 pub(super) fn step(model: &mut Model, by: isize) {
     match model.ui.focus {
+        Pane::Verify => select_cycle(model, by),
         pane if pane.lists_requests() => select(model, by),
         pane => scroll(model, pane, by),
     }
@@ -101,6 +102,7 @@ pub(super) fn page(model: &mut Model, by: isize) {
     let height = model.ui.layout.pages[pane.index()].height.max(2) as isize - 1;
     match pane {
         Pane::Session | Pane::Debt => select(model, by * height),
+        Pane::Verify => select_cycle(model, by * height),
         pane if pane.lists_requests() => select(model, by * 5),
         pane => scroll(model, pane, by * height),
     }
@@ -108,7 +110,7 @@ pub(super) fn page(model: &mut Model, by: isize) {
 
 pub(super) fn sideways(model: &mut Model, by: isize) {
     match model.ui.focus {
-        Pane::Session | Pane::Checkpoint | Pane::Debt => select(model, by),
+        Pane::Session | Pane::Checkpoint | Pane::Debt | Pane::Verify => select(model, by),
         Pane::Compare if model.runs.are_compared() => switch_run(model, by),
         Pane::Compare => select(model, by),
         Pane::Request => select_block(model, by),
@@ -132,6 +134,15 @@ fn select_block(model: &mut Model, by: isize) {
         .unwrap_or(last);
     let next = at.saturating_add_signed(by).min(last);
     model.ui.block = u32::try_from(next).ok();
+}
+
+/// Moves the selection by `by` cycles; selecting the latest follows it.
+fn select_cycle(model: &mut Model, by: isize) {
+    let places = panes::verify::places(model);
+    let Some(last) = places.len().checked_sub(1) else { return };
+    let at = model.ui.cycle.and_then(|place| places.iter().position(|other| *other == place));
+    let next = at.unwrap_or(last).saturating_add_signed(by).min(last);
+    model.ui.cycle = if next == last { None } else { Some(places[next]) };
 }
 
 /// Selects the next request, or the previous one, whose prompt departs from an earlier one.
@@ -166,6 +177,7 @@ fn show_turn(model: &mut Model) {
 
 pub(super) fn to_first(model: &mut Model) {
     match model.ui.focus {
+        Pane::Verify => select_cycle(model, isize::MIN + 1),
         pane if pane.lists_requests() => select(model, isize::MIN + 1),
         pane => {
             let page = model.ui.layout.pages[pane.index()];
@@ -180,8 +192,9 @@ pub(super) fn to_last(model: &mut Model) {
     match model.ui.focus {
         pane if pane.lists_requests() => {
             model.ui.selection = None;
-            model.ui.block = None;
+            model.ui.deselect();
         }
+        Pane::Verify => model.ui.cycle = None,
         pane => model.ui.scroll[pane.index()] = Scroll::Follow,
     }
 }
@@ -190,7 +203,7 @@ pub(super) fn open(model: &mut Model) {
     match model.ui.focus {
         Pane::Session | Pane::Checkpoint | Pane::Debt | Pane::Compare => focus(model, Pane::Request),
         Pane::Request if panes::divergence::of_selected(model).is_some() => focus(model, Pane::Divergence),
-        Pane::Request | Pane::Divergence => {
+        Pane::Request | Pane::Divergence | Pane::Verify => {
             focus(model, Pane::Transcript);
             show_turn(model);
         }
@@ -217,12 +230,13 @@ pub(super) fn on_mouse(model: &mut Model, mouse: MouseEvent) -> Vec<Effect> {
             if let Some(id) = row {
                 let latest = model.history().last().map(|r| r.id);
                 model.ui.selection = if latest == Some(id) { None } else { Some(id) };
-                model.ui.block = None;
+                model.ui.deselect();
             }
         }
         MouseEventKind::ScrollUp | MouseEventKind::ScrollDown => {
             let by: isize = if mouse.kind == MouseEventKind::ScrollUp { -3 } else { 3 };
             match pane {
+                Pane::Verify => select_cycle(model, by.signum()),
                 pane if pane.lists_requests() => select(model, by.signum()),
                 pane => scroll(model, pane, by),
             }

@@ -30,6 +30,8 @@ pub enum Pane {
     Debt,
     /// Lanes side by side.
     Compare,
+    /// What speculative decoding costs and gives.
+    Verify,
 }
 
 impl Pane {
@@ -44,18 +46,19 @@ impl Pane {
         Pane::Divergence,
         Pane::Debt,
         Pane::Compare,
+        Pane::Verify,
     ];
     /// How many there are.
-    pub const COUNT: usize = 9;
+    pub const COUNT: usize = 10;
 
     /// Position in [`Pane::ALL`].
     pub fn index(self) -> usize {
         self as usize
     }
 
-    /// The digit that picks it.
+    /// The digit that picks it: from 1 on, and 0 the tenth, as keyboards have them.
     pub fn digit(self) -> usize {
-        self.index() + 1
+        (self.index() + 1) % 10
     }
 
     /// Its name.
@@ -70,6 +73,7 @@ impl Pane {
             Pane::Divergence => "divergence",
             Pane::Debt => "debt",
             Pane::Compare => "compare",
+            Pane::Verify => "verify",
         }
     }
 
@@ -82,13 +86,24 @@ impl Pane {
     pub fn is_lower(self) -> bool {
         matches!(
             self,
-            Pane::Transcript | Pane::Events | Pane::Log | Pane::Divergence | Pane::Debt | Pane::Compare
+            Pane::Transcript
+                | Pane::Events
+                | Pane::Log
+                | Pane::Divergence
+                | Pane::Debt
+                | Pane::Compare
+                | Pane::Verify
         )
+    }
+
+    /// Whether it takes the request's place too when it stands in the workbench's lowest.
+    pub fn is_tall(self) -> bool {
+        matches!(self, Pane::Compare | Pane::Verify)
     }
 
     /// Whether Up and Down choose a request in it, rather than scroll.
     pub fn lists_requests(self) -> bool {
-        !matches!(self, Pane::Transcript | Pane::Events | Pane::Log)
+        !matches!(self, Pane::Transcript | Pane::Events | Pane::Log | Pane::Verify)
     }
 }
 
@@ -180,6 +195,15 @@ pub struct Toast {
     pub warning: bool,
 }
 
+/// The two requests of the calculator, where they were chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Weighed {
+    /// The one that decoded without a drafter.
+    pub dense: Option<RequestId>,
+    /// The one with.
+    pub speculative: Option<RequestId>,
+}
+
 /// Interface state: everything that is not a fact.
 #[derive(Debug, Default)]
 pub struct Ui {
@@ -203,6 +227,12 @@ pub struct Ui {
     pub shift: usize,
     /// The selected block; `None` lets the pane choose the one responsible for the loss.
     pub block: Option<u32>,
+    /// The selected verify cycle, by the place in the reply of its first token; `None` follows the latest.
+    pub cycle: Option<u64>,
+    /// Requests that the calculator weighs against each other.
+    pub weighed: Weighed,
+    /// Whether the verify curve is measured, where that was asked for here.
+    pub measures_verify: Option<bool>,
     /// A message.
     pub toast: Option<Toast>,
     /// Whether the mouse belongs to the program.
@@ -218,6 +248,11 @@ pub struct Ui {
 }
 
 impl Ui {
+    /// Forgets what was selected within a request, because another one is.
+    pub fn deselect(&mut self) {
+        (self.block, self.cycle) = (None, None);
+    }
+
     /// The pane in the workbench's lowest place.
     pub fn lower_pane(&self) -> Pane {
         self.lower.unwrap_or(Pane::Transcript)

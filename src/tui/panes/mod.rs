@@ -11,6 +11,7 @@ pub mod request;
 pub mod session;
 mod table;
 pub mod transcript;
+pub mod verify;
 
 use super::app::{Model, Pane};
 use super::memory::gauge;
@@ -46,6 +47,7 @@ pub fn title_note(model: &Model, pane: Pane, room: usize) -> String {
         },
         Pane::Debt => format!("lane {} · tokens", model.ui.lane.label()),
         Pane::Compare => compare::title_note(model, room),
+        Pane::Verify => verify::title_note(model, room),
     }
 }
 

@@ -42,36 +42,39 @@ impl Default for Turn {
 
 impl Run {
     pub fn new() -> Run {
+        Run::with(|_| {})
+    }
+
+    /// A run of which `change` makes something else.
+    pub fn with(change: impl FnOnce(&mut RunFacts)) -> Run {
         let mut run = Run { events: Vec::new(), now: 0, previous: None, done: 0 };
-        run.say(
-            None,
-            None,
-            Body::RunStarted(Box::new(RunFacts {
-                version: "0.1.0".into(),
-                model: "SmolLM2-135M-Instruct".into(),
-                model_digest: "00".repeat(32),
-                device: "cpu".into(),
-                kernel: "avx512-vnni".into(),
-                precision: "int8".into(),
-                identity: Identity::Bitwise,
-                block_tokens: BLOCK,
-                context_tokens: Some(65_536),
-                state_bytes_per_token: Some(23_040),
-                snapshot_bytes: None,
-                snapshot_policy: None,
-                placeholder_policy: None,
-                enlarged_from: None,
-                cache_dir: None,
-                ram_bytes: Some(4 << 30),
-                clock: "virtual".into(),
-                session: "tools-change".into(),
-                session_requests: 12,
-                replay_mode: "recorded".into(),
-                specprefill: None,
-                speculation: None,
-                session_settings: Vec::new(),
-            })),
-        );
+        let mut facts = RunFacts {
+            version: "0.1.0".into(),
+            model: "SmolLM2-135M-Instruct".into(),
+            model_digest: "00".repeat(32),
+            device: "cpu".into(),
+            kernel: "avx512-vnni".into(),
+            precision: "int8".into(),
+            identity: Identity::Bitwise,
+            block_tokens: BLOCK,
+            context_tokens: Some(65_536),
+            state_bytes_per_token: Some(23_040),
+            snapshot_bytes: None,
+            snapshot_policy: None,
+            placeholder_policy: None,
+            enlarged_from: None,
+            cache_dir: None,
+            ram_bytes: Some(4 << 30),
+            clock: "virtual".into(),
+            session: "tools-change".into(),
+            session_requests: 12,
+            replay_mode: "recorded".into(),
+            specprefill: None,
+            speculation: None,
+            session_settings: Vec::new(),
+        };
+        change(&mut facts);
+        run.say(None, None, Body::RunStarted(Box::new(facts)));
         let opened = Body::LaneOpened { parent: None, at_turn: None, title: "tools-change".into() };
         run.say(Some(0), None, opened);
         run.gate(Gate::BeforeTurn, 0, Some(1));
@@ -92,6 +95,11 @@ impl Run {
 
     pub fn gate(&mut self, gate: Gate, lane: u32, next_turn: Option<u32>) {
         self.say(Some(lane), None, Body::GateChanged { gate, next_turn, turns: 12 });
+    }
+
+    /// Lets time pass.
+    pub fn wait(&mut self, nanos: u64) {
+        self.now += nanos;
     }
 
     pub fn peek(&self) -> &[Event] {

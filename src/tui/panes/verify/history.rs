@@ -1,0 +1,163 @@
+//! The depth over the reply, and what the selected depth was chosen from.
+
+use ratatui::text::Line;
+
+use super::cycles::Entry;
+use super::{NAMES, Verify, flow};
+use crate::event::{DepthDecision, Nanos};
+use crate::tui::speculation::reason_words;
+use crate::tui::text::{self, UNKNOWN, duration, thousands};
+use crate::tui::theme::Tone;
+use crate::tui::view::Canvas;
+
+impl Verify<'_> {
+    /// The depth of the cycle at each token, `━` where the sequence was parked, `·` for the further tokens of a cycle; and the selected
+    /// cycle's place below.
+    pub(super) fn history(&self, canvas: &Canvas<'_>, width: usize) -> Vec<Line<'static>> {
+        let columns = width.saturating_sub(NAMES + 1);
+        let tokens = self.entries.iter().map(|entry| entry.first().saturating_add(entry.tokens())).max();
+        let Some(tokens) = tokens.filter(|_| columns > 0) else { return Vec::new() };
+        let begins = self.entries.first().map_or(0, Entry::first);
+        let span = tokens.saturating_sub(begins).max(1);
+        let per_column = span.div_ceil(columns as u64).max(1);
+        let mut cells =
+            vec![("·", Tone::Dim); usize::try_from(span.div_ceil(per_column)).unwrap_or(columns)];
+        let column = |place: u64| {
+            let at = place.saturating_sub(begins) / per_column;
+            usize::try_from(at).unwrap_or(usize::MAX).min(columns - 1)
+        };
+        for entry in &self.entries {
+            match entry {
+                Entry::Cycle(cycle) => {
+                    if let Some(cell) = cells.get_mut(column(cycle.first)) {
+                        *cell = depth_cell(cycle.drafted);
+                    }
+                }
+                Entry::Parked { first, tokens, .. } => {
+                    let (from, to) =
+                        (column(*first), column(first.saturating_add(*tokens).saturating_sub(1)));
+                    let last = cells.len().saturating_sub(1);
+                    if let Some(cells) = cells.get_mut(from.min(last)..=to.min(last)) {
+                        cells.fill(("━", Tone::Warn));
+                    }
+                }
+            }
+        }
+        let mut spans = vec![canvas.span(text::left("depth", NAMES), Tone::Dim)];
+        spans.extend(cells.iter().map(|(glyph, tone)| canvas.span(*glyph, *tone)));
+        let mut lines = vec![Line::from(spans)];
+        let scale =
+            if per_column > 1 { format!("{} tokens a column", thousands(per_column)) } else { String::new() };
+        let selected = self.selected().map(|at| column(self.entries[at].first()));
+        let mark = selected.map_or_else(String::new, |column| format!("{}▲", " ".repeat(column)));
+        let parked = self.parked_words();
+        let mut below =
+            vec![canvas.span(text::left("", NAMES), Tone::Dim), canvas.span(mark.clone(), Tone::Key)];
+        let note =
+            [scale, parked].into_iter().filter(|words| !words.is_empty()).collect::<Vec<_>>().join(" · ");
+        let left = columns.saturating_sub(text::width(&mark) + 1);
+        if !note.is_empty() && text::width(&note) <= left {
+            below.push(canvas.span(format!(" {note}"), Tone::Dim));
+        }
+        lines.push(Line::from(below));
+        lines
+    }
+
+    fn parked_words(&self) -> String {
+        let parked = self.entries.iter().filter(|entry| matches!(entry, Entry::Parked { .. }));
+        let tokens = parked.clone().fold(0u64, |sum, entry| sum.saturating_add(entry.tokens()));
+        match parked.count() {
+            0 => String::new(),
+            1 => format!("━ parked for {} tokens", thousands(tokens)),
+            spans => format!("━ parked {spans} times, for {} tokens", thousands(tokens)),
+        }
+    }
+
+    /// The decision that the selected cycle, or parked span, came from.
+    fn chosen_decision(&self) -> Option<&DepthDecision> {
+        let entry = &self.entries[self.selected()?];
+        if let Entry::Parked { decision, .. } = entry {
+            return *decision;
+        }
+        let decisions = &self.request.speculation.as_ref()?.decisions;
+        decisions.iter().rfind(|decision| decision.first == entry.first())
+    }
+
+    /// The selected decision: depth and reason, then its inputs.
+    pub(super) fn decision(&self, canvas: &Canvas<'_>, width: usize) -> Vec<Line<'static>> {
+        let Some(decision) = self.chosen_decision() else {
+            let words = if self.entries.is_empty() {
+                String::new()
+            } else {
+                "no decision was told for it".to_owned()
+            };
+            return flow(canvas, "decision", [vec![canvas.span(words, Tone::Dim)]], width);
+        };
+        let plain = |words: String| vec![canvas.span(words, Tone::Text)];
+        let mut groups = vec![
+            vec![
+                canvas.span(format!("depth {}", decision.depth), Tone::Strong),
+                canvas
+                    .span(format!(" at token {}: ", thousands(decision.first.saturating_add(1))), Tone::Text),
+                canvas.span(reason_words(decision.reason), Tone::Key),
+            ],
+            plain(format!(" · room {}", thousands(u64::from(decision.room)))),
+        ];
+        if decision.losing_streak > 0 {
+            groups.push(plain(format!(" · losing streak {}", decision.losing_streak)));
+        }
+        if let Some(cooldown) = decision.cooldown {
+            groups.push(plain(format!(" · again in {} steps", thousands(u64::from(cooldown)))));
+        }
+        let mut lines = flow(canvas, "decision", groups, width);
+        let acceptance = decision.acceptance.iter().map(|p| p.map_or_else(dash, |p| format!("{p:.2}")));
+        let cost = decision.cost.iter().map(|cost| cost.map_or_else(dash, |cost| self.steps(cost)));
+        let best = decision
+            .rate
+            .iter()
+            .enumerate()
+            .filter_map(|(depth, rate)| Some((depth, rate.filter(|rate| rate.is_finite())?)))
+            .max_by(|a, b| a.1.total_cmp(&b.1))
+            .map(|(depth, _)| depth);
+        let rate = decision.rate.iter().enumerate().map(|(depth, rate)| {
+            let mark = if best == Some(depth) { "◂" } else { "" };
+            rate.filter(|rate| rate.is_finite()).map_or_else(dash, |rate| format!("{rate:.0}{mark}"))
+        });
+        let unit = if self.figures.dense_nanos().is_some() { "steps" } else { "time" };
+        for (name, unit, values) in [
+            ("accepted", "at position 1, 2, …", acceptance.collect::<Vec<_>>()),
+            ("costs", &*format!("{unit} at depth 0, 1, …"), cost.collect()),
+            ("tok/s", "expected at depth 0, 1, …", rate.collect()),
+        ] {
+            if !values.is_empty() {
+                let values =
+                    values.into_iter().map(|value| vec![canvas.span(format!("{value}  "), Tone::Text)]);
+                let note = vec![canvas.span(unit.to_owned(), Tone::Dim)];
+                lines.extend(
+                    flow(canvas, &format!("  {name}"), values.chain([note]), width).into_iter().take(1),
+                );
+            }
+        }
+        lines
+    }
+
+    /// A cost in dense steps, or as a time where they are unknown.
+    fn steps(&self, cost: Nanos) -> String {
+        match self.figures.dense_nanos() {
+            Some(dense) => super::figure(Some(cost.0 as f64 / dense), true),
+            None => duration(Some(cost)),
+        }
+    }
+}
+
+fn dash() -> String {
+    UNKNOWN.to_owned()
+}
+
+const DIGITS: [&str; 10] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"];
+
+/// The depth as a digit; what has two digits is `+`.
+fn depth_cell(depth: u32) -> (&'static str, Tone) {
+    let digit = usize::try_from(depth).ok().and_then(|depth| DIGITS.get(depth)).copied().unwrap_or("+");
+    (digit, if depth == 0 { Tone::Dim } else { Tone::Strong })
+}
