@@ -133,7 +133,12 @@ pub(super) fn set_words(ledger: &Ledger) -> (String, bool) {
     }
     let under_way = ledger.current().is_some_and(|request| request.speculation.is_some());
     let keeps = if under_way { "; the reply under way keeps what it began with" } else { "" };
-    (format!("{drafter} by hand from the next request on{}{keeps}", knobs(&now)), false)
+    // Whether settings say so themselves is not told.
+    let beaten = match by_hand.drafter {
+        Some(_) if run.drafter == DrafterKind::None => "; where settings or request say none, none holds",
+        _ => "",
+    };
+    (format!("{drafter} by hand from the next request on{}{beaten}{keeps}", knobs(&now)), false)
 }
 
 fn knobs(now: &Next) -> String {

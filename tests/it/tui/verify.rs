@@ -7,7 +7,7 @@ use escarp::event::*;
 use escarp::tui::app::{Effect, Pane};
 
 use super::sample::{Run, Turn};
-use super::{ANSI, Bench, MONO_ASCII, event, rows, snapshot};
+use super::{Bench, MONO_ASCII, event, rows, snapshot};
 
 /// Nanoseconds of a dense step in the sample.
 const STEP: u64 = 1_000_000;
@@ -74,8 +74,28 @@ fn facts() -> SpeculationFacts {
 /// A run that has told which drafters are loaded, and a dense turn.
 fn begun() -> Run {
     let mut run = Run::with(|run| run.speculation = Some(facts()));
-    run.turn(&Turn { request: 1, turn: 1, name: "read-file", reply: REPLY, ..Turn::default() });
+    dense(&mut run, 1);
     run
+}
+
+/// A turn that nothing drafts for: every token is a dense step.
+fn dense(run: &mut Run, number: u64) {
+    let turn = Turn { request: number, turn: number as u32, reply: REPLY, ..Turn::default() };
+    let (lane, request) = (Some(0), Some(number));
+    let (_, suffix) = run.begin(&turn);
+    run.prefill(&turn, suffix, suffix);
+    run.say(lane, request, Body::Prefilled { computed_tokens: suffix, took: Nanos(suffix * 3_400_000) });
+    let pieces = pieces();
+    for (at, text) in (0..).zip(&pieces) {
+        run.wait(STEP);
+        run.say(lane, request, Body::Token { token: 1_000, text: text.clone(), index: at, margin: None });
+    }
+    let (output_tokens, reason) = (pieces.len() as u64, FinishReason::Length);
+    let took = Nanos((output_tokens - 1) * STEP);
+    let output_sha256 = "ab".repeat(32);
+    run.say(lane, request, Body::Decoded { reason, output_tokens, output_sha256, text: REPLY.into(), took });
+    run.say(lane, request, Body::Finished { reason, took: Nanos(took.0 + suffix * 3_400_000) });
+    run.gate(Gate::BeforeTurn, 0, Some(number as u32 + 1));
 }
 
 /// How a speculative turn is told.
@@ -234,6 +254,210 @@ fn frames_of_the_verify_view() {
         assert!(frame.content.iter().all(|cell| cell.symbol().is_ascii()));
         snapshot(&format!("{name}-80x24-mono-ascii"), &frame);
     }
-    let _ = (ANSI, rows(&told(PLAIN).frame(80, 24)), event(0, Body::RunEnded), KeyCode::Up, Pane::Verify);
-    let _ = Effect::Send(Command::Speculation(SpeculationOverride::default()));
+}
+
+fn by_hand(effects: Vec<Effect>) -> SpeculationOverride {
+    match effects.as_slice() {
+        [Effect::Send(Command::Speculation(by_hand))] => *by_hand,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Has the engine obey.
+fn obey(bench: &mut Bench, set: SpeculationOverride) {
+    let SpeculationOverride { drafter, depth, controller } = set;
+    bench.feed(vec![event(9_000, Body::SpeculationSet { drafter, depth, controller })]);
+}
+
+#[test]
+fn keys_set_drafter_depth_and_controller_and_keep_what_else_was_set() {
+    let mut bench = Bench::live(begun().events());
+    let mut expected = SpeculationOverride::default();
+    for drafter in [DrafterKind::Ngram, DrafterKind::Mtp, DrafterKind::None, DrafterKind::Ngram] {
+        expected.drafter = Some(drafter);
+        let set = by_hand(bench.press('d'));
+        assert_eq!(set, expected, "only what is loaded can be chosen");
+        obey(&mut bench, set);
+    }
+    let toast = bench.model.ui.toast.clone().unwrap().text;
+    assert!(
+        toast.starts_with("ngram by hand from the next request on: up to 4 tokens a cycle, adaptive"),
+        "{toast}"
+    );
+    expected.depth = Some(5);
+    let set = by_hand(bench.press('+'));
+    assert_eq!(set, expected);
+    obey(&mut bench, set);
+    expected.depth = Some(4);
+    let set = by_hand(bench.press('-'));
+    assert_eq!(set, expected);
+    obey(&mut bench, set);
+    expected.controller = Some(ControllerKind::Fixed);
+    let set = by_hand(bench.press('a'));
+    assert_eq!(set, expected);
+    obey(&mut bench, set);
+    assert!(bench.text(160, 48).contains("4 tokens a cycle, fixed"));
+    obey(&mut bench, SpeculationOverride { depth: Some(16), ..expected });
+    assert_eq!(bench.press('+'), []);
+    assert!(bench.text(120, 40).contains("this is the greatest depth"));
+    obey(&mut bench, SpeculationOverride { depth: Some(1), ..expected });
+    assert_eq!(bench.press('-'), []);
+}
+
+#[test]
+fn depth_and_controller_without_a_drafter_say_how_to_get_one() {
+    let mut bench = Bench::live(begun().events());
+    let set = by_hand(bench.press('a'));
+    obey(&mut bench, set);
+    let text = bench.text(120, 40);
+    assert!(text.contains("there is no drafter: `d` chooses one"), "{text}");
+}
+
+#[test]
+fn an_engine_that_tells_of_no_drafter_cannot_be_set() {
+    let mut bench = super::sample();
+    for key in ['d', '+', '-', 'a'] {
+        assert_eq!(bench.press(key), []);
+        assert!(bench.text(120, 40).contains("tells of no drafter"), "{key}");
+    }
+}
+
+#[test]
+fn the_curve_is_asked_for_and_called_off() {
+    let mut bench = told(Told { curve: false, ..PLAIN });
+    assert!(bench.text(80, 24).contains("`v` measures the verify curve"));
+    assert_eq!(bench.press('v'), [Effect::Send(Command::MeasureVerify(true))]);
+    assert_eq!(bench.press('v'), [Effect::Send(Command::MeasureVerify(false))]);
+    let mut bench = told(PLAIN);
+    assert_eq!(
+        bench.press('v'),
+        [Effect::Send(Command::MeasureVerify(false))],
+        "the latest reply was measured"
+    );
+}
+
+#[test]
+fn the_verdict_is_whether_a_cycle_gives_more_than_it_costs() {
+    let text = told(PLAIN).text(120, 40);
+    assert!(text.contains("WINS      2.88 tokens per cycle > 1.51 dense steps"), "{text}");
+    let text = told(Told { script: LOSING, ..PLAIN }).text(120, 40);
+    assert!(text.contains("LOSES     1.20 tokens per cycle < 1.86 dense steps"), "{text}");
+}
+
+#[test]
+fn a_failed_audit_leaves_no_speed_up_anywhere() {
+    let mut bench = told(Told { fails: Some(4), ..PLAIN });
+    for (width, height) in [(80, 24), (120, 40), (160, 48)] {
+        let text = bench.text(width, height);
+        assert!(text.contains("AUDIT FAILED at token 16: layer 3: keys differ at position 812"), "{text}");
+        assert!(!text.contains("predicted") && !text.contains("WINS") && !text.contains("x ◂"), "{text}");
+    }
+}
+
+#[test]
+fn what_sequences_shared_is_no_measurement() {
+    let text = told(Told { neighbours: 2, curve: false, ..PLAIN }).text(120, 40);
+    assert!(text.contains("2.88 tokens per cycle vs – dense steps"), "{text}");
+    assert!(text.contains("3 sequences shared forwards"), "{text}");
+    assert!(text.contains("– measured"), "{text}");
+}
+
+#[test]
+fn a_turn_without_a_drafter_says_what_to_do() {
+    let mut bench = Bench::live(begun().events());
+    bench.press('0');
+    let text = bench.text(80, 24);
+    assert!(text.contains("turn 1 decoded without a drafter"), "{text}");
+    assert!(text.contains("`d` sets a drafter from the next request on: ngram, mtp"), "{text}");
+    assert!(text.contains("a dense step took 1.0ms on average"), "{text}");
+    let mut bench = Bench::live(Run::new().events());
+    bench.press('0');
+    assert!(bench.text(80, 24).contains("here: what a verify cycle costs in dense steps"));
+}
+
+#[test]
+fn cycles_are_selected_with_up_and_down_and_followed_at_the_end() {
+    let mut bench = told(PLAIN);
+    bench.frame(120, 40);
+    let chosen = |bench: &mut Bench| {
+        let rows = rows(&bench.frame(120, 40));
+        rows.iter().filter_map(|row| row.split("│ ▸").nth(1).map(str::to_owned)).next().unwrap_or_default()
+    };
+    assert!(chosen(&mut bench).trim_start().starts_with("53"), "{}", chosen(&mut bench));
+    bench.key(KeyCode::Up);
+    assert!(chosen(&mut bench).trim_start().starts_with("49"));
+    bench.press('g');
+    assert!(chosen(&mut bench).trim_start().starts_with("2 "));
+    assert!(bench.text(120, 40).contains("depth 0 at token 2: dense probe"));
+    bench.press('G');
+    assert_eq!(bench.model.ui.cycle, None);
+    for _ in 0..7 {
+        bench.key(KeyCode::Up);
+    }
+    assert!(
+        bench.text(120, 40).contains("depth 0 at token 28: PARKED"),
+        "a parked span has its decision too"
+    );
+    bench.key(KeyCode::Left);
+    assert_eq!(bench.model.ui.cycle, None, "another request's cycles are other cycles");
+    assert_eq!(bench.model.selected().map(|request| request.id.0), Some(1));
+}
+
+#[test]
+fn hostile_and_absurd_cycles_draw_too() {
+    let mut run = begun();
+    speculative(&mut run, 2, PLAIN);
+    let mut events = run.events();
+    let huge = u64::MAX;
+    for (index, event) in events.iter_mut().enumerate() {
+        match &mut event.body {
+            Body::Cycled(cycle) => {
+                let value = |at: usize| [0, 1, huge][(index + at) % 3];
+                cycle.draft = Nanos(value(0) / 8);
+                cycle.verify = Some(Nanos(value(1) / 8));
+                cycle.sample = Nanos(value(2) / 8);
+                cycle.first = if index % 2 == 0 { huge - index as u64 } else { cycle.first };
+                (cycle.depth, cycle.drafted, cycle.tested, cycle.accepted) =
+                    (u32::MAX, u32::MAX, u32::MAX, if index % 5 == 0 { u32::MAX } else { 3 });
+                cycle.neighbours = if index % 7 == 0 { u32::MAX } else { 0 };
+                cycle.proposed = vec!["\x1b[2J\u{202e}\n日本".repeat(50)];
+            }
+            Body::DepthDecided(decision) => {
+                decision.first = if index % 2 == 0 { huge } else { 0 };
+                (decision.depth, decision.room, decision.losing_streak) = (u32::MAX, u32::MAX, u32::MAX);
+                decision.cooldown = Some(u32::MAX);
+                decision.acceptance = vec![Some(f64::NAN), Some(f64::INFINITY), None];
+                decision.cost = vec![Some(Nanos(0)), Some(Nanos(huge)), None];
+                decision.rate = vec![Some(f64::NAN), Some(f64::INFINITY), Some(-1.0), None];
+            }
+            Body::VerifyCurve(curve) => {
+                curve.points = vec![(0, Nanos(0)), (1, Nanos(huge)), (u32::MAX, Nanos(1))]
+            }
+            Body::DrafterStarted(start) => {
+                (start.depth_max, start.primed_tokens, start.took) = (u32::MAX, huge, Nanos(huge));
+            }
+            _ => {}
+        }
+    }
+    for pane in Pane::ALL {
+        let mut bench = Bench::live(events.clone());
+        bench.press(char::from_digit(pane.digit() as u32, 10).unwrap());
+        for (width, height) in [(40, 10), (80, 24), (111, 31), (120, 40), (300, 80)] {
+            let frame = bench.frame(width, height);
+            assert!(frame.content.iter().all(|cell| !cell.symbol().chars().any(char::is_control)));
+            bench.key(KeyCode::Up);
+        }
+    }
+}
+
+#[test]
+fn every_size_draws_the_verify_view() {
+    for told_as in [PLAIN, Told { ends: false, ..PLAIN }, Told { fails: Some(2), ..PLAIN }] {
+        let mut bench = told(told_as);
+        for (width, height) in
+            (0..=130).step_by(3).flat_map(|width| (0..=44).map(move |height| (width, height)))
+        {
+            bench.frame(width, height);
+        }
+    }
 }

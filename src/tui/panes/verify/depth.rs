@@ -8,12 +8,16 @@ use crate::tui::text::{self, duration, left, right};
 use crate::tui::theme::Tone;
 use crate::tui::view::Canvas;
 
-/// Columns of depth, forward, cost, tokens and their quotient.
+/// Columns of the depth, with the mark of the present one.
 const DEPTH: usize = 4;
+/// Columns of the forward's time, and the narrowest table that has them.
 const FORWARD: usize = 8;
-const FIGURE: usize = 7;
+const WITH_FORWARD: usize = 64;
+/// Columns of cost and tokens, and of their quotient.
+const FIGURE: usize = 6;
+const QUOTIENT: usize = 9;
 /// Columns of the note behind a row.
-const NOTE: usize = 12;
+const NOTE: usize = 7;
 /// Bars do not grow beyond this many dense steps.
 const MOST: f64 = 24.0;
 
@@ -21,15 +25,17 @@ impl Verify<'_> {
     /// A row a depth. Depths that nobody can tell anything of are left out.
     pub(super) fn depths(&self, canvas: &Canvas<'_>, width: usize) -> Vec<Line<'static>> {
         let rows = self.figures.by_depth();
-        let bar = width.saturating_sub(DEPTH + FORWARD + 3 * FIGURE + NOTE).clamp(6, 60);
+        let forward = if width >= WITH_FORWARD { FORWARD } else { 0 };
+        let bar = width.saturating_sub(DEPTH + forward + 2 * FIGURE + QUOTIENT + NOTE).clamp(6, 60);
+        let names = ["▇ tokens per cycle  ┃ break-even", "▇ gives  ┃ break-even", "▇ gives ┃ costs", ""];
         let head = format!(
-            "{}{} {}{}{}{}",
+            "{}{}{}{}{}{}",
             left("  d", DEPTH),
-            right("T(d+1)", FORWARD - 1),
-            left(if bar < 24 { "▇ gives ┃ costs" } else { "▇ tokens per cycle ┃ break-even" }, bar),
+            right(if forward > 0 { "T(d+1) " } else { "" }, forward),
+            left(names.into_iter().find(|name| text::width(name) <= bar).unwrap_or(""), bar),
             right("cost", FIGURE),
             right("gives", FIGURE),
-            right("per step", FIGURE + 2),
+            right("per step", QUOTIENT),
         );
         let mut lines = vec![Line::from(canvas.span(text::fit(&head, width).into_owned(), Tone::Dim))];
         if self.figures.failure().is_some() {
@@ -40,7 +46,8 @@ impl Verify<'_> {
         let most = most.filter(|value| value.is_finite()).fold(1.0, f64::max).min(MOST);
         let (now, best) = (self.figures.depth_now(), self.figures.best_depth());
         for row in &rows {
-            lines.push(depth_row(canvas, row, bar, most, (now == Some(row.depth), best == Some(row.depth))));
+            let marks = (now == Some(row.depth), best == Some(row.depth));
+            lines.push(depth_row(canvas, row, forward, (bar, most), marks));
         }
         if rows.is_empty() {
             lines.push(Line::from(canvas.span("    no cycle yet", Tone::Dim)));
@@ -52,8 +59,8 @@ impl Verify<'_> {
 fn depth_row(
     canvas: &Canvas<'_>,
     row: &DepthRow,
-    bar: usize,
-    most: f64,
+    forward: usize,
+    (bar, most): (usize, f64),
     (now, best): (bool, bool),
 ) -> Line<'static> {
     let of = |value: Option<(f64, bool)>| figure(value.map(|(v, _)| v), value.is_none_or(|(_, m)| m));
@@ -62,9 +69,11 @@ fn depth_row(
     let mut spans = vec![
         canvas.span(if now { "▸" } else { " " }, Tone::Key),
         canvas.span(right(&row.depth.to_string(), 2), Tone::Strong),
-        canvas.span(right(&duration(row.forward), FORWARD), Tone::Dim),
-        canvas.span("  ", Tone::Text),
+        canvas.span(" ", Tone::Text),
     ];
+    if forward > 0 {
+        spans.push(canvas.span(right(&format!("{} ", duration(row.forward)), forward), Tone::Dim));
+    }
     spans.extend(gain(canvas, row.gives.map(|g| g.0), row.cost.map(|c| c.0), bar, most));
     let tone = |value: Option<(f64, bool)>| match value {
         Some((_, true)) => Tone::Strong,
@@ -78,11 +87,10 @@ fn depth_row(
         Some(false) => Tone::Warn,
         None => Tone::Dim,
     };
-    spans.push(canvas.span(right(&times(rate), FIGURE), verdict));
+    spans.push(canvas.span(right(&times(rate), QUOTIENT), verdict));
     let note = match (now, best) {
-        (true, true) => " ◂ now, best",
+        (_, true) => " ◂ best",
         (true, false) => " ◂ now",
-        (false, true) => " ◂ best",
         (false, false) => "",
     };
     spans.push(canvas.span(note, Tone::Key));

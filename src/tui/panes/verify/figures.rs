@@ -128,7 +128,7 @@ impl<'a> Figures<'a> {
     /// What a dense reply shows: how much faster a token was, and the dense request's turn.
     pub(super) fn measured(&self) -> Option<(f64, u32)> {
         let DenseSource::Request(turn) = self.dense?.from else { return None };
-        let own = per_token(self.request)?;
+        let own = per_token(self.request).filter(|_| self.shared().is_none())?;
         Some((self.dense?.nanos / own, turn))
     }
 

@@ -102,7 +102,7 @@ impl Verify<'_> {
         let head = self.verdict(canvas, width);
         let (top, rest) = split_top(area, head.len());
         put_lines(canvas, top, &head);
-        let left_width = (area.width * 9 / 20).clamp(52, 76);
+        let left_width = (area.width * 9 / 20).clamp(54, 76);
         let left = Rect { width: left_width, ..rest };
         let right = Rect { x: rest.x + left_width + 2, width: rest.width - left_width - 2, ..rest };
         for row in 0..usize::from(rest.height) {
@@ -138,7 +138,7 @@ impl Verify<'_> {
         let cycles = 4.min(height / 4);
         let above = allot(
             vec![
-                Section::new(0, self.verdict(canvas, columns)).at_least(1, 1),
+                Section::new(0, self.verdict(canvas, columns)).at_least(3, 8),
                 Section::new(2, self.depths(canvas, columns)).at_least(6, 6),
                 Section::new(4, self.calculator(canvas, columns)).at_least(1, 8),
                 Section::new(5, self.what_if(canvas, columns)).at_least(0, 7),
