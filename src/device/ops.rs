@@ -324,12 +324,16 @@ pub trait Device: Send {
         tokens: usize,
     ) -> Result<(), DeviceError>;
 
+    /// The numbers as activations: `[numbers / columns, columns]`.
+    fn upload(&mut self, numbers: &[f32], columns: usize) -> Self::Hidden;
     /// Looks tokens up.
     fn embed(&mut self, table: &Self::Table, tokens: &[u32]) -> Self::Hidden;
     /// Root-mean-square norm with gain.
     fn rms_norm(&mut self, x: &Self::Hidden, gain: &Self::Gain, eps: f32) -> Self::Hidden;
     /// `x · Wᵀ`.
     fn linear(&mut self, x: &Self::Hidden, w: &Self::Linear) -> Self::Hidden;
+    /// Each row of `x` with that of `y` behind it: `[rows, columns of x + columns of y]`.
+    fn beside(&mut self, x: &Self::Hidden, y: &Self::Hidden) -> Self::Hidden;
     /// `x += y`.
     fn add(&mut self, x: &mut Self::Hidden, y: &Self::Hidden);
     /// Root-mean-square norm of each query head by one gain and of each key head by another, in place.
@@ -357,8 +361,17 @@ pub trait Device: Send {
         queries: &[f32],
         shape: AttentionShape,
     ) -> Result<Vec<f32>, DeviceError>;
-    /// Writes the rows' keys and values into `layer` of the store, at the places of its tokens, then attends causally: each row to all places
-    /// of its sequence up to its own. Gives `[rows, heads·head_dim]`.
+    /// Writes the rows' keys and values into `layer` of the store, at the places of its tokens.
+    fn store(
+        &mut self,
+        qkv: &Self::Hidden,
+        shape: AttentionShape,
+        rows: Rows<'_>,
+        kv: &mut Self::Kv,
+        layer: usize,
+    );
+    /// [`Device::store`], then causal attention: each row to the places of its sequence from `first` up to its own, which is not before. Gives
+    /// `[rows, heads·head_dim]`.
     fn attention(
         &mut self,
         qkv: &Self::Hidden,
@@ -366,6 +379,7 @@ pub trait Device: Send {
         rows: Rows<'_>,
         kv: &mut Self::Kv,
         layer: usize,
+        first: usize,
     ) -> Self::Hidden;
     /// Short convolution, gated delta rule and gated norm. For every row: queries, keys and values are convolved over the last `taps`
     /// rows of their sequence and go through silu; queries and keys are scaled to length 1, queries further by `key_dim^-1/2`;
@@ -392,6 +406,10 @@ pub trait Device: Send {
         shape: ExpertShape,
         experts: &Self::Experts,
     ) -> Self::Hidden;
+    /// Routed experts that rows went to since this was last asked, each counted once a call of [`Device::experts`]; `None` where that is not told.
+    fn take_experts_touched(&mut self) -> Option<u64> {
+        None
+    }
     /// Multiplies each row by the logistic function of its gate, `[rows, 1]`.
     fn gate_rows(&mut self, x: &mut Self::Hidden, gate: &Self::Hidden);
     /// `down(silu(gate(x)) * up(x))`; `gate_up` stacks gate over up.

@@ -9,9 +9,11 @@
 
 mod bundled;
 mod decoder;
+mod drafter;
 mod file;
 mod folder;
 mod gguf;
+mod head_pages;
 mod inspect;
 mod resident;
 mod safetensors;
@@ -32,6 +34,7 @@ use scorer::Target;
 
 pub use bundled::{DRAFT, TARGET, bundled};
 pub use decoder::{Decoder, Output};
+pub use drafter::{LoadedDraft, wants_draft, wants_head};
 pub use file::size_of_files;
 pub use folder::Folder;
 pub use gguf::{Gguf, Strings};
@@ -86,6 +89,20 @@ pub enum ModelError {
         /// Why.
         source: Box<ModelError>,
     },
+    /// The model that is to draft for speculative decoding cannot be had.
+    #[error("`{key}`: {source}")]
+    Drafter {
+        /// The key that chose it.
+        key: &'static str,
+        /// Why.
+        source: Box<ModelError>,
+    },
+    /// A draft model is to draft, and there is none.
+    #[error(
+        "`speculation.drafter` is \"draft\", and there is no draft model: set `model.draft` to a smaller model with the same tokenizer, or \
+         `speculation.drafter` to \"mtp\" or \"ngram\""
+    )]
+    NoDraft,
     /// Sparse prefill is on, and nothing scores.
     #[error(
         "`specprefill.enabled` is true, and nothing scores: set `model.draft` to a smaller model with the same tokenizer, or \
@@ -116,16 +133,9 @@ pub struct Loaded {
     pub draft: Option<LoadedDraft>,
 }
 
-/// A draft model ready to run: its tokenizer is the target's.
-pub struct LoadedDraft {
-    /// The model on its device; another resident one than the target and the scorer, with pages and slots of its own.
-    pub executor: Box<dyn Executor>,
-    /// Display name.
-    pub name: String,
-}
-
 /// Loads the configured model onto the configured device (`model.path`, `model.device`, `model.precision`,
-/// `cache.block_tokens` as the page size), and beside it the scorer that `specprefill.scorer` chooses. A folder without tokenizer gets
+/// `cache.block_tokens` as the page size), beside it the scorer that `specprefill.scorer` chooses, and what `speculation.drafter` needs: the
+/// model's multi-token-prediction head, or a draft model. A folder without tokenizer gets
 /// [`text::TextCodec::bytes_only`].
 pub fn load(config: &Config) -> Result<Loaded, ModelError> {
     match config.model.device.kind() {
@@ -185,13 +195,17 @@ where
     let (executor, text) = std::thread::scope(|scope| {
         let text = scope.spawn(|| source.text(shape.vocab));
         let page_tokens = config.cache.block_tokens_for(shape.states().is_some());
-        let executor = Resident::load(own, source.checkpoint(), shape.clone(), source.name(), page_tokens)?;
+        let head = wants_head(config);
+        let checkpoint = source.checkpoint();
+        let executor =
+            Resident::load_whole(own, checkpoint, shape.clone(), source.name(), page_tokens, head)?;
         let text = text.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         Ok((executor, text))
     })?;
     let target = Target { source: &source, shape: &shape, text: &text };
-    let scorer = scorer::load(config, &target, device)?;
-    Ok(Loaded { executor: Box::new(executor), text, scorer, draft: None })
+    let scorer = scorer::load(config, &target, &device)?;
+    let draft = drafter::load(config, &target, &device)?;
+    Ok(Loaded { executor: Box::new(executor), text, scorer, draft })
 }
 
 /// An opened model, of either format.

@@ -6,13 +6,14 @@ use std::time::Instant;
 use crate::device::ops::{AttentionShape, Device, Keys};
 use crate::device::slots::SlotTable;
 use crate::device::{
-    DeviceError, Executor, ExecutorFacts, Forward, KeyWeights, MemoryUse, PageId, Queries, SlotId, Span,
-    StateFlow,
+    DeviceError, Executor, ExecutorFacts, Forward, HeadSpan, KeyWeights, MemoryUse, PageId, Predicted,
+    Queries, SlotId, Span, StateFlow,
 };
 use crate::event::Nanos;
 
 use super::ModelError;
-use super::decoder::{Decoder, ModelState, Output};
+use super::decoder::{Decoder, HeadOutput, ModelState, Output};
+use super::head_pages::HeadPages;
 use super::shape::ModelShape;
 use super::tensor::Checkpoint;
 use super::work::Work;
@@ -24,23 +25,43 @@ pub struct Resident<D: Device> {
     state: ModelState<D>,
     pages: usize,
     slots: SlotTable,
+    /// Where a prediction head is loaded.
+    head: Option<HeadPages>,
     facts: ExecutorFacts,
 }
 
 impl<D: Device> Resident<D> {
-    /// Loads a model onto `device`.
+    /// Loads a model onto `device`, without a prediction head.
     pub fn load(
-        mut device: D,
+        device: D,
         checkpoint: &dyn Checkpoint,
         shape: ModelShape,
         name: String,
         page_tokens: usize,
     ) -> Result<Resident<D>, ModelError> {
+        Resident::load_whole(device, checkpoint, shape, name, page_tokens, false)
+    }
+
+    /// Loads a model onto `device`, and with it its multi-token-prediction head where that is wanted. The head makes it another model to the
+    /// cache: pages hold its entries too.
+    pub fn load_whole(
+        mut device: D,
+        checkpoint: &dyn Checkpoint,
+        shape: ModelShape,
+        name: String,
+        page_tokens: usize,
+        with_head: bool,
+    ) -> Result<Resident<D>, ModelError> {
         let mut hasher = blake3::Hasher::new();
-        let model = Decoder::load(&mut device, checkpoint, shape, &mut hasher)?;
+        let model = Decoder::load(&mut device, checkpoint, shape, with_head, &mut hasher)?;
         let state = model
             .new_state(&mut device, page_tokens)
             .map_err(|source| ModelError::Device { path: checkpoint.path().to_owned(), source })?;
+        let shape = model.shape();
+        let head = with_head.then(|| HeadPages::new(page_tokens, shape.hidden));
+        let of_head = model.head_kv(page_tokens);
+        let head_bytes =
+            of_head.map_or(0, |kv| device.kv_page_bytes(kv)) + head.as_ref().map_or(0, HeadPages::bytes);
         let facts = ExecutorFacts {
             model: name,
             digest: *hasher.finalize().as_bytes(),
@@ -50,17 +71,17 @@ impl<D: Device> Resident<D> {
             family: device.name(),
             precision: device.precision(),
             identity: device.identity(),
-            vocab: model.shape().vocab,
-            context_tokens: model.shape().context,
+            vocab: shape.vocab,
+            context_tokens: shape.context,
             page_tokens,
-            page_bytes: device.kv_page_bytes(model.shape().kv(page_tokens)),
-            slot_bytes: model.shape().states().map_or(0, |shape| device.slot_bytes(shape)),
-            attention_layers: model.shape().kv(page_tokens).layers as u32,
-            head_layers: 0,
-            hidden: 0,
-            recurrent_layers: model.shape().states().map_or(0, |shape| shape.layers as u32),
+            page_bytes: device.kv_page_bytes(shape.kv(page_tokens)) + head_bytes,
+            slot_bytes: shape.states().map_or(0, |shape| device.slot_bytes(shape)),
+            attention_layers: shape.kv(page_tokens).layers as u32,
+            head_layers: of_head.map_or(0, |kv| kv.layers as u32),
+            hidden: if with_head { shape.hidden } else { 0 },
+            recurrent_layers: shape.states().map_or(0, |shape| shape.layers as u32),
         };
-        Ok(Resident { device, model, state, pages: 0, slots: SlotTable::default(), facts })
+        Ok(Resident { device, model, state, pages: 0, slots: SlotTable::default(), head, facts })
     }
 
     fn check(&self, span: &Span<'_>) -> Result<(), DeviceError> {
@@ -76,10 +97,20 @@ impl<D: Device> Resident<D> {
             format!("page {} is not reserved", page.0)
         } else if let Some(token) = span.tokens.iter().find(|token| **token as usize >= self.facts.vocab) {
             format!("token {token} is not in the vocabulary of {}", self.facts.vocab)
+        } else if span.hidden && self.head.is_none() {
+            "hidden states are for a prediction head, and none is loaded".to_owned()
         } else {
             return span.check_positions(self.facts.context_tokens);
         };
         Err(DeviceError::Contract(broken))
+    }
+
+    /// What the head gives, with all its state computed.
+    fn compute_head(&mut self, spans: &[HeadSpan<'_>]) -> Result<HeadOutput, DeviceError> {
+        let Some(kv) = &mut self.state.head else { return Err(no_head()) };
+        let output = self.model.predict(&mut self.device, kv, spans)?;
+        self.device.evaluate(kv, None)?;
+        Ok(output)
     }
 
     /// What is asked for, with all state computed.
@@ -164,12 +195,31 @@ impl<D: Device> Resident<D> {
 
     /// What an error is to the outside, with the device fit for work again.
     fn recovered(&mut self, error: DeviceError) -> DeviceError {
-        let error = self.device.recover(error, &mut self.state.kv, self.state.states.as_mut());
+        let ModelState { kv, states, head } = &mut self.state;
+        let mut error = self.device.recover(error, kv, states.as_mut());
+        if let Some(head) = head {
+            error = self.device.recover(error, head, None);
+        }
         if matches!(error, DeviceError::StateLost(_)) {
             self.slots.lose();
+            self.head.iter_mut().for_each(HeadPages::lose);
             self.pages = 0;
         }
         error
+    }
+
+    /// Puts an exported page where its parts belong: the model's keys and values, then the head's, then notes.
+    fn import_parts(&mut self, page: PageId, bytes: &[u8]) -> Result<(), DeviceError> {
+        let (Some(kv), Some(head)) = (&mut self.state.head, &mut self.head) else {
+            return self.device.import_page(&mut self.state.kv, page, bytes);
+        };
+        let (bytes, notes) = bytes.split_at(bytes.len() - head.bytes());
+        let of_head =
+            self.model.head_kv(self.facts.page_tokens).map_or(0, |kv| self.device.kv_page_bytes(kv));
+        let (own, entries) = bytes.split_at(bytes.len() - of_head);
+        self.device.import_page(&mut self.state.kv, page, own)?;
+        self.device.import_page(kv, page, entries)?;
+        head.import(page, notes)
     }
 
     fn check_page(&self, page: PageId) -> Result<(), DeviceError> {
@@ -198,6 +248,10 @@ fn check_length(what: &str, expected: usize, bytes: &[u8]) -> Result<(), DeviceE
     Err(DeviceError::exported_length(what, expected, bytes.len()))
 }
 
+fn no_head() -> DeviceError {
+    DeviceError::Contract("no prediction head is loaded".to_owned())
+}
+
 fn no_recurrent_layers() -> DeviceError {
     DeviceError::Contract("recurrent state of a model without recurrent layers".to_owned())
 }
@@ -213,6 +267,10 @@ where
     fn reserve(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
         if pages > self.pages {
             self.device.reserve_kv(&mut self.state.kv, pages)?;
+            if let (Some(kv), Some(head)) = (&mut self.state.head, &mut self.head) {
+                self.device.reserve_kv(kv, pages)?;
+                head.reserve(pages);
+            }
             self.pages = pages;
         }
         if let Some(states) = &mut self.state.states {
@@ -237,19 +295,43 @@ where
             });
         }
         self.slots.advance(spans);
+        self.head.iter_mut().for_each(|head| head.forward(spans));
         match self.compute(spans) {
-            Ok(Output { logits, queries }) => Ok(Forward {
-                logits,
-                queries,
-                hidden: Vec::new(),
-                experts: None,
-                compute: Nanos::from(began.elapsed()),
-            }),
+            Ok(Output { logits, queries, hidden, experts }) => {
+                self.head.iter_mut().for_each(|head| head.keep_ends(spans, &hidden));
+                Ok(Forward { logits, queries, hidden, experts, compute: Nanos::from(began.elapsed()) })
+            }
             Err(error) => {
                 self.slots.fail(spans);
                 Err(self.recovered(error))
             }
         }
+    }
+
+    fn predict(&mut self, spans: &[HeadSpan<'_>]) -> Result<Predicted, DeviceError> {
+        let Some(head) = &self.head else { return Err(no_head()) };
+        let written: Vec<Span<'_>> = spans.iter().map(HeadSpan::span).collect();
+        for (span, written) in spans.iter().zip(&written) {
+            self.check(written)?;
+            head.check(span)?;
+        }
+        self.check_memory(&written)?;
+        if spans.is_empty() {
+            return Ok(Predicted::default());
+        }
+        let began = Instant::now();
+        let outcome = self.compute_head(spans);
+        self.head.iter_mut().for_each(|head| head.wrote(spans, outcome.is_err()));
+        match outcome {
+            Ok(HeadOutput { logits, hidden }) => {
+                Ok(Predicted { logits, hidden, compute: Nanos::from(began.elapsed()) })
+            }
+            Err(error) => Err(self.recovered(error)),
+        }
+    }
+
+    fn page_end(&self, page: PageId) -> Option<Vec<f32>> {
+        Some(self.head.as_ref()?.end(page)?.to_vec())
     }
 
     fn admits(&self, position: usize, tokens: usize) -> usize {
@@ -291,18 +373,32 @@ where
     }
 
     fn page_digest(&self, page: PageId, tokens: usize) -> [u8; 32] {
-        self.device.kv_digest(&self.state.kv, page, tokens)
+        let own = self.device.kv_digest(&self.state.kv, page, tokens);
+        let entries = self.head.as_ref().map_or(0, |head| head.entries(page).min(tokens));
+        match &self.state.head {
+            Some(kv) if entries > 0 => {
+                let mut hasher = blake3::Hasher::new();
+                hasher.update(&own).update(&self.device.kv_digest(kv, page, entries));
+                *hasher.finalize().as_bytes()
+            }
+            _ => own,
+        }
     }
 
     fn export_page(&self, page: PageId) -> Result<Vec<u8>, DeviceError> {
         self.check_page(page)?;
-        self.device.export_page(&self.state.kv, page)
+        let mut bytes = self.device.export_page(&self.state.kv, page)?;
+        if let (Some(kv), Some(head)) = (&self.state.head, &self.head) {
+            bytes.extend(self.device.export_page(kv, page)?);
+            bytes.extend(head.export(page));
+        }
+        Ok(bytes)
     }
 
     fn import_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), DeviceError> {
         self.check_page(page)?;
         check_length("a page", self.facts.page_bytes, bytes)?;
-        let imported = self.device.import_page(&mut self.state.kv, page, bytes);
+        let imported = self.import_parts(page, bytes);
         imported.map_err(|error| self.recovered(error))
     }
 

@@ -86,7 +86,25 @@ fn other_model<D: Device + 'static>(
     path: &Path,
     device: impl FnOnce() -> Result<D, DeviceError>,
 ) -> Result<LoadedScorer, ModelError> {
+    let remedy =
+        format!("use a model with the same tokenizer, or `{SCORER}` = \"self:N\" for the model's own layers");
     let source = Source::open(path)?;
+    let (executor, name) = companion(config, target, &source, &remedy, device)?;
+    Ok(LoadedScorer { executor, name, decodes: true })
+}
+
+/// Loads a model that is given the target's tokens onto a device of its own; gives it with its display name. A tokenizer that is not the
+/// target's is an error that names both models and `remedy`.
+pub(super) fn companion<D: Device + 'static>(
+    config: &Config,
+    target: &Target<'_>,
+    source: &Source,
+    remedy: &str,
+    device: impl FnOnce() -> Result<D, DeviceError>,
+) -> Result<(Box<dyn Executor>, String), ModelError>
+where
+    D::Table: Send,
+{
     let shape = source.shape()?;
     let text = source.text(shape.vocab)?;
     let ids = target.text.vocabulary_size().unwrap_or(target.shape.vocab).min(target.shape.vocab);
@@ -97,14 +115,11 @@ fn other_model<D: Device + 'static>(
     if let Some(differs) = differs {
         let of = target.source.checkpoint().path().display();
         let problem = format!("its tokenizer is not that of {of}: {differs}");
-        let remedy = format!(
-            "use a model with the same tokenizer, or `{SCORER}` = \"self:N\" for the model's own layers"
-        );
-        return Err(ModelError::file(path, problem, remedy));
+        return Err(ModelError::file(source.checkpoint().path(), problem, remedy));
     }
     let name = source.name();
     let executor = resident(config, source.checkpoint(), shape, name.clone(), device)?;
-    Ok(LoadedScorer { executor, name, decodes: true })
+    Ok((executor, name))
 }
 
 fn own_layers<D: Device + 'static>(

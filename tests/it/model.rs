@@ -4,6 +4,7 @@ mod bits;
 mod draft;
 mod folder;
 mod footprint;
+mod head;
 mod hostile;
 mod hostile_folder;
 #[cfg(feature = "mlx")]

@@ -98,7 +98,7 @@ fn gates_attention<D: Device>(device: &mut D) {
         };
         let qkv = upload(device, x, shape.columns());
         let rows = Rows { spans: &[span], positions: &positions };
-        let out = device.attention(&qkv, shape, rows, &mut kv, 0);
+        let out = device.attention(&qkv, shape, rows, &mut kv, 0, 0);
         download(device, &out, 96)
     };
     let (without, with) = (attend(&ungated, plain), attend(&x, gated));

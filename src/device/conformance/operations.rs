@@ -237,7 +237,7 @@ fn attends_to_all_earlier_positions<D: Device>(make: Make<'_, D>) {
             let x: Vec<f32> = rng.units(rows * cols).iter().map(|x| x * 2.0).collect();
             let qkv = upload(&mut device, &x, cols);
             let rows = Rows { spans: &spans, positions: &positions };
-            let out = device.attention(&qkv, shape, rows, &mut kv, 1);
+            let out = device.attention(&qkv, shape, rows, &mut kv, 1, 0);
             let actual = download(&mut device, &out, heads * head_dim);
 
             let mut expected = Vec::new();

@@ -159,7 +159,7 @@ impl<D: Device> Toy<D> {
             let rotary = Rotary { base: 10_000.0, dims: shape.head_dim };
             device.rotary(&mut qkv, shape, rotary, &positions);
             let rows = Rows { spans, positions: &positions };
-            let attended = device.attention(&qkv, shape, rows, kv, index);
+            let attended = device.attention(&qkv, shape, rows, kv, index, 0);
             let projected = device.linear(&attended, &layer.output);
             device.add(&mut x, &projected);
             let normed = device.rms_norm(&x, &layer.norms[1], 1e-5);

@@ -71,7 +71,7 @@ fn weighs_keys_as_attention_does<D: Device>(device: &mut D) {
         let positions: Vec<u32> = (0..tokens as u32).collect();
         let qkv = upload(device, &x, columns);
         let rows = Rows { spans: &[span], positions: &positions };
-        let attended = device.attention(&qkv, shape, rows, &mut kv, 1);
+        let attended = device.attention(&qkv, shape, rows, &mut kv, 1, 0);
         let attended = download(device, &attended, shape.queries());
         let held = device.kv_digest(&kv, pages[0], 64.min(tokens));
 

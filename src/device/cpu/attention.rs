@@ -3,7 +3,10 @@
 //! A query reads tiles of 64 keys in ascending order. Runs of [`RUN`] positions, which start at multiples of it, are each summed
 //! by themselves and then merged in ascending order, whether one thread does them one after another (prefill) or several at
 //! once (decode). Within a tile: scores are sums over columns in order; the greatest score so far sets the scale; weights are
-//! summed in sixteen lanes; values are added in order of keys. Keys past the query's own position take no part.
+//! summed in sixteen lanes; values are added in order of keys. Keys past the query's own position take no part, nor do those before the first
+//! place that is seen.
+
+use std::ops::Range;
 
 use super::elementwise::{exp, load_some, logistic, store_some};
 use super::isa::{Isa, LANES};
@@ -60,6 +63,8 @@ struct Layer<'a, E> {
     pages: &'a Pages<'a, E>,
     layer: usize,
     shape: AttentionShape,
+    /// The first place that is seen; it lies in the first tile.
+    first: usize,
     /// `[rows, shape.columns()]`
     qkv: &'a [f32],
 }
@@ -72,6 +77,8 @@ pub(super) struct Attention<'a> {
     pub(super) rows: Rows<'a>,
     pub(super) kv: &'a Kv,
     pub(super) layer: usize,
+    /// The first place that is seen.
+    pub(super) first: usize,
     /// `[rows, heads·head_dim]`
     pub(super) out: &'a mut [f32],
 }
@@ -106,9 +113,10 @@ pub(super) fn attend<E: Element>(
 ) {
     let out = std::mem::take(&mut call.out);
     let queries = call.queries();
-    let Attention { qkv, shape, kv, layer, .. } = call;
+    let Attention { qkv, shape, kv, layer, first, .. } = call;
+    assert!(first < TILE, "the first place seen lies in the first tile");
     let pages = kv.read::<E>();
-    let layer = Layer { pages: &pages, layer, shape, qkv };
+    let layer = Layer { pages: &pages, layer, shape, first, qkv };
     let group = shape.heads / shape.kv_heads;
     let stride = kv.layout().value_stride();
     let state = State::elements(stride);
@@ -206,6 +214,7 @@ impl<E: Element> Task for Run<'_, E> {
         let end = (query.position + query.tokens).min((run + 1) * RUN);
         for start in (run * RUN..end).step_by(TILE) {
             let (keys, values) = layer.pages.tile(query.pages, start, layer.layer, query.head);
+            let unseen = layer.first.saturating_sub(start);
             for first in (0..rows).step_by(ROWS) {
                 let n = ROWS.min(rows - first);
                 // Keys of this tile a row sees: up to its own position.
@@ -213,7 +222,7 @@ impl<E: Element> Task for Run<'_, E> {
                     |i: usize| (query.position + (first + i) / group + 1).saturating_sub(start).min(TILE);
                 let q = &q[first * head_dim..][..n * head_dim];
                 let states = &mut states[first * size..][..n * size];
-                let step = Step { keys, values, q, seen, states, stride };
+                let step = Step { keys, values, q, seen, unseen, states, stride };
                 match n {
                     1 => step.run::<I, 1>(isa),
                     2 => step.run::<I, 2>(isa),
@@ -232,7 +241,10 @@ struct Step<'a, E, S> {
     keys: &'a [[E; TILE]],
     values: &'a [E],
     q: &'a [f32],
+    /// Keys of the tile that a row sees, up to its own.
     seen: S,
+    /// Keys at the start of the tile that none sees.
+    unseen: usize,
     states: &'a mut [f32],
     stride: usize,
 }
@@ -243,19 +255,22 @@ pub(super) const VECTORS: usize = TILE / LANES;
 impl<E: Element, S: Fn(usize) -> usize> Step<'_, E, S> {
     #[inline(always)]
     fn run<I: Isa, const N: usize>(self, isa: I) {
-        let Step { keys, values, q, seen, states, stride } = self;
+        let Step { keys, values, q, seen, unseen, states, stride } = self;
         let seen: [usize; N] = std::array::from_fn(seen);
         if seen[N - 1] == 0 {
             return;
         }
         let mut scores = [[[0.0; LANES]; VECTORS]; N];
         isa.apart(Scores { keys, q: q.as_chunks::<N>().0, scores: &mut scores });
+        for scores in &mut scores {
+            scores.as_flattened_mut()[..unseen].fill(f32::NEG_INFINITY);
+        }
         let mut weights = [[0.0; TILE]; N];
         let size = State::elements(stride);
         for i in 0..N {
             if seen[i] > 0 {
                 let state = &mut states[i * size..(i + 1) * size];
-                soften(isa, &scores[i], seen[i], state, &mut weights[i]);
+                soften(isa, &scores[i], unseen..seen[i], state, &mut weights[i]);
             }
         }
         // Keys every row sees go through all rows at once, the rest (on the diagonal) row by row.
@@ -284,13 +299,14 @@ impl<E: Element, S: Fn(usize) -> usize> Step<'_, E, S> {
 fn soften<I: Isa>(
     isa: I,
     scores: &[[f32; LANES]; VECTORS],
-    seen: usize,
+    seen: Range<usize>,
     state: &mut [f32],
     weights: &mut [f32; TILE],
 ) {
     let least = isa.splat(f32::NEG_INFINITY);
-    let scores: [I::F; VECTORS] =
-        std::array::from_fn(|v| isa.keep_first(isa.load(&scores[v]), seen.saturating_sub(v * LANES), least));
+    let scores: [I::F; VECTORS] = std::array::from_fn(|v| {
+        isa.keep_first(isa.load(&scores[v]), seen.end.saturating_sub(v * LANES), least)
+    });
     let before = state[0];
     let mut greatest = scores[0];
     for v in &scores[1..] {
@@ -310,7 +326,11 @@ fn soften<I: Isa>(
     let mut sum = isa.load(&sums[0]);
     for (v, out) in weights.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
         let weight = exp(isa, isa.sub(scores[v], isa.splat(now)));
-        let weight = isa.keep_first(weight, seen.saturating_sub(v * LANES), isa.splat(0.0));
+        let mut weight = isa.keep_first(weight, seen.end.saturating_sub(v * LANES), isa.splat(0.0));
+        if seen.start > v * LANES {
+            // What is kept is taken from itself, the rest from nothing.
+            weight = isa.sub(weight, isa.keep_first(weight, seen.start - v * LANES, isa.splat(0.0)));
+        }
         sum = isa.add(sum, weight);
         isa.store(weight, out);
     }

@@ -75,6 +75,8 @@ pub struct Cpu {
     delta: DeltaScratch,
     rotary: Option<RotaryTable>,
     tally: Tally,
+    /// Experts that rows went to since somebody asked.
+    experts_touched: u64,
 }
 
 /// A linear layer: matrices stacked by rows.
@@ -114,6 +116,7 @@ impl Cpu {
             delta: DeltaScratch::new(&tally),
             rotary: None,
             tally,
+            experts_touched: 0,
         })
     }
 
@@ -275,6 +278,12 @@ impl Device for Cpu {
         delta::rewind(states, flow, tokens, self.kernel, &mut self.pool)
     }
 
+    fn upload(&mut self, numbers: &[f32], columns: usize) -> Hidden {
+        let mut out = self.recycler.hidden(numbers.len() / columns, columns);
+        out.data_mut().copy_from_slice(numbers);
+        out
+    }
+
     fn embed(&mut self, table: &Table, tokens: &[u32]) -> Hidden {
         let matrix = &table.matrix[0];
         let mut out = self.recycler.hidden(tokens.len(), matrix.cols);
@@ -297,6 +306,18 @@ impl Device for Cpu {
 
     fn linear(&mut self, x: &Hidden, w: &Linear) -> Hidden {
         self.product(x, w)
+    }
+
+    fn beside(&mut self, x: &Hidden, y: &Hidden) -> Hidden {
+        assert_eq!(x.rows(), y.rows(), "rows beside each other");
+        let mut out = self.recycler.hidden(x.rows(), x.cols() + y.cols());
+        let (cols, rows) = (out.cols(), x.data().chunks_exact(x.cols()).zip(y.data().chunks_exact(y.cols())));
+        for (out, (x, y)) in out.data_mut().chunks_exact_mut(cols).zip(rows) {
+            let (left, right) = out.split_at_mut(x.len());
+            left.copy_from_slice(x);
+            right.copy_from_slice(y);
+        }
+        out
     }
 
     fn add(&mut self, x: &mut Hidden, y: &Hidden) {
@@ -358,15 +379,8 @@ impl Device for Cpu {
         Ok(weigh(call, self.kernel, &mut self.pool))
     }
 
-    fn attention(
-        &mut self,
-        qkv: &Hidden,
-        shape: AttentionShape,
-        rows: Rows<'_>,
-        kv: &mut Kv,
-        layer: usize,
-    ) -> Hidden {
-        let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
+    fn store(&mut self, qkv: &Hidden, shape: AttentionShape, rows: Rows<'_>, kv: &mut Kv, layer: usize) {
+        let AttentionShape { kv_heads, head_dim, .. } = shape;
         let layout = kv.layout();
         assert_eq!(qkv.cols(), shape.columns(), "columns of queries, gates, keys and values");
         assert_eq!(
@@ -382,9 +396,21 @@ impl Device for Cpu {
                 kv.write(page, layer, offset, keys, values);
             }
         }
-        let mut out = self.recycler.hidden(qkv.rows(), heads * head_dim);
-        let attend = if layout.half { attention::attend::<u16> } else { attention::attend::<f32> };
-        let call = Attention { qkv: qkv.data(), shape, rows, kv, layer, out: out.data_mut() };
+    }
+
+    fn attention(
+        &mut self,
+        qkv: &Hidden,
+        shape: AttentionShape,
+        rows: Rows<'_>,
+        kv: &mut Kv,
+        layer: usize,
+        first: usize,
+    ) -> Hidden {
+        self.store(qkv, shape, rows, kv, layer);
+        let mut out = self.recycler.hidden(qkv.rows(), shape.heads * shape.head_dim);
+        let attend = if kv.layout().half { attention::attend::<u16> } else { attention::attend::<f32> };
+        let call = Attention { qkv: qkv.data(), shape, rows, kv, layer, first, out: out.data_mut() };
         attend(call, &mut self.attention, self.kernel, &mut self.pool);
         out
     }
@@ -417,11 +443,16 @@ impl Device for Cpu {
             if share.rows.is_empty() {
                 continue;
             }
+            self.experts_touched += 1;
             let mine = self.select_rows(x, &share.rows);
             let given = self.gated_mlp(&mine, &expert.gate_up, &expert.down);
             self.kernel.dispatch(Gather { x: given.data(), share, cols, out: out.data_mut() });
         }
         out
+    }
+
+    fn take_experts_touched(&mut self) -> Option<u64> {
+        Some(std::mem::take(&mut self.experts_touched))
     }
 
     fn gate_rows(&mut self, x: &mut Hidden, gate: &Hidden) {

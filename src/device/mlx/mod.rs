@@ -159,6 +159,15 @@ impl Mlx {
         eval(arrays.iter().copied())
     }
 
+    /// Writes the keys and values of all rows. All are written before any is read: a view of the store would make the next write copy it.
+    fn write(&self, heads: &Heads, batch: Rows<'_>, kv: &mut Kv, layer: usize) -> Built<()> {
+        for (range, span) in batch.ranges().iter().zip(batch.spans) {
+            let (keys, values) = (cut(&heads.keys, range)?, cut(&heads.values, range)?);
+            kv.write(layer, span.pages, span.start..span.start + span.tokens.len(), &keys, &values)?;
+        }
+        self.ahead(batch.positions.len(), &kv.layer(layer))
+    }
+
     /// Logits, computed, and with them the recurrent state of the forward.
     fn computed(&mut self, logits: Built<Array>) -> Result<Vec<f32>, DeviceError> {
         self.take_failure()?;
@@ -339,6 +348,13 @@ impl Device for Mlx {
         Ok(())
     }
 
+    fn upload(&mut self, numbers: &[f32], columns: usize) -> Hidden {
+        let rows = numbers.len() / columns;
+        let float = self.decided();
+        let array = Array::from_slice(numbers, &[int(rows), int(columns)]).as_dtype(float);
+        self.hidden("taking activations", array)
+    }
+
     fn embed(&mut self, table: &Table, tokens: &[u32]) -> Hidden {
         let tokens = Array::from_slice(tokens, &[int(tokens.len())]);
         let rows = table.matrix.rows(&tokens);
@@ -353,6 +369,11 @@ impl Device for Mlx {
     fn linear(&mut self, x: &Hidden, w: &Linear) -> Hidden {
         let out = x.matrix().and_then(|x| product(&x, &w.matrices));
         self.hidden("a linear layer", out)
+    }
+
+    fn beside(&mut self, x: &Hidden, y: &Hidden) -> Hidden {
+        let both = x.matrix().and_then(|x| concatenate(&[x, y.matrix()?], 1));
+        self.hidden("rows beside each other", both)
     }
 
     fn add(&mut self, x: &mut Hidden, y: &Hidden) {
@@ -419,6 +440,16 @@ impl Device for Mlx {
         weights.map_err(|e| device_error(&e, "weighing keys"))
     }
 
+    fn store(&mut self, qkv: &Hidden, shape: AttentionShape, batch: Rows<'_>, kv: &mut Kv, layer: usize) {
+        let written = qkv.heads(shape).and_then(|heads| {
+            self.ahead(batch.positions.len(), &[&heads.keys, &heads.values])?;
+            self.write(&heads, batch, kv, layer)
+        });
+        if let Err(error) = written {
+            self.fail("keys and values", &error);
+        }
+    }
+
     fn attention(
         &mut self,
         qkv: &Hidden,
@@ -426,21 +457,16 @@ impl Device for Mlx {
         batch: Rows<'_>,
         kv: &mut Kv,
         layer: usize,
+        first: usize,
     ) -> Hidden {
         let mut attended = || -> Built<Array> {
             let heads = qkv.heads(shape)?;
-            let end = |span: &Span<'_>| span.start + span.tokens.len();
-            let cut = |x: &Array, range: &Range<usize>| x.try_index(int(range.start)..int(range.end));
-            let ranges = batch.ranges();
             self.ahead(batch.positions.len(), &[&heads.queries, &heads.keys, &heads.values])?;
-            // All are written before any is read: a view of the store would make the next write copy it.
-            for (range, span) in ranges.iter().zip(batch.spans) {
-                let (keys, values) = (cut(&heads.keys, range)?, cut(&heads.values, range)?);
-                kv.write(layer, span.pages, span.start..end(span), &keys, &values)?;
-            }
-            self.ahead(batch.positions.len(), &kv.layer(layer))?;
+            self.write(&heads, batch, kv, layer)?;
+            let ranges = batch.ranges();
             let mut attend = |(range, span): (&Range<usize>, &Span<'_>)| {
-                let runs = kv.read(layer, span.pages, 0..end(span), attention::FEW_RUNS)?;
+                let places = first..span.start + span.tokens.len();
+                let runs = kv.read(layer, span.pages, places, attention::FEW_RUNS)?;
                 attention::attend(&cut(&heads.queries, range)?, &runs, shape)
             };
             let out = ranges.iter().zip(batch.spans).map(&mut attend).collect::<Built<Vec<Array>>>()?;
@@ -564,6 +590,11 @@ impl Device for Mlx {
         }
         Ok(())
     }
+}
+
+/// Some rows.
+fn cut(x: &Array, range: &Range<usize>) -> Built<Array> {
+    x.try_index(int(range.start)..int(range.end))
 }
 
 /// Digest of numbers; where they could not be computed, one that nothing else has.

@@ -33,7 +33,7 @@ fn attend(mlx: &mut Mlx, kv: &mut Kv, row: &Array, page: u32) -> Hidden {
         logits: LogitRows::Last,
     };
     let rows = Rows { spans: &[span], positions: &[0] };
-    mlx.attention(&Hidden::whole(row.clone()), shape, rows, kv, 0)
+    mlx.attention(&Hidden::whole(row.clone()), shape, rows, kv, 0, 0)
 }
 
 /// A store whose page 2 holds one position.
@@ -109,7 +109,7 @@ fn a_long_prefill_that_fails_on_its_way_to_the_store_leaves_the_store_alone() {
     };
     let rows = Rows { spans: &[span], positions: &positions };
     let many = broadcast_to(&row, &[int(AHEAD_FROM), 48]).unwrap().add(impossible()).unwrap();
-    let out = mlx.attention(&Hidden::whole(many), shape, rows, &mut kv, 0);
+    let out = mlx.attention(&Hidden::whole(many), shape, rows, &mut kv, 0, 0);
     // Whatever else of the forward is built on it is built in vain, and as an error.
     let _ = mlx.select_rows(&out, &[AHEAD_FROM - 1]);
     let error = mlx.evaluate(&mut kv, None).unwrap_err();
