@@ -10,8 +10,8 @@
 //! holds is all there is ([`DeviceLimits`]), divided by the same rules.
 //!
 //! One live slot is enough while every computed token stays. A span that may be rewound has to leave the state it starts
-//! from as it was, so speculation will have to reserve two live slots for every sequence that verifies: the one read and
-//! the one written, in turn.
+//! from as it was, so a sequence that verifies drafted tokens takes a second slot from the room for snapshots: the one read
+//! and the one written take turns. Where there is no room, it decodes ordinarily.
 
 use crate::device::ExecutorFacts;
 

@@ -2,6 +2,9 @@
 //!
 //! State moves by being written elsewhere. A span that ends at a boundary to be captured writes a fresh slot, which is
 //! from then on a snapshot; the next span reads that slot and writes the live one. No pass of its own is needed for it.
+//!
+//! A span of drafted tokens may have to be taken back, so it goes *apart*: it leaves the state it starts from as it was. Live slot and spare slot
+//! then take turns. The spare one is taken from the room for snapshots, when the first such span is due.
 
 use super::boundary::Boundaries;
 use super::chain::BlockHash;
@@ -15,6 +18,8 @@ use crate::event::{RequestId, Stamp};
 pub struct RecurrentState {
     boundaries: Boundaries,
     live: SlotRef,
+    /// What a span apart writes while the state stands in the live slot.
+    spare: Option<SlotRef>,
     /// The slot with the state after the tokens computed so far; `None` before the first.
     at: Option<SlotRef>,
     /// The snapshot that was restored, held until the first span has read it.
@@ -40,6 +45,7 @@ impl RecurrentState {
         Ok(RecurrentState {
             boundaries,
             live,
+            spare: None,
             at: restored,
             restored,
             fresh: None,
@@ -114,7 +120,7 @@ impl RecurrentState {
 
     /// Fails when a slot that the next span reads or writes is not the sequence's any more.
     pub fn check(&self, cache: &Cache) -> Result<(), StaleState> {
-        [Some(self.live), self.at, self.fresh]
+        [Some(self.live), self.spare, self.at, self.fresh]
             .into_iter()
             .flatten()
             .try_for_each(|slot| cache.check_slot(slot))
@@ -129,9 +135,55 @@ impl RecurrentState {
         self.fresh.filter(|_| self.boundaries.captures(end)).unwrap_or(self.live)
     }
 
+    /// Gets the spare slot, if there is room for one. `false` where there is none: no span can go apart then.
+    pub fn prepare_apart(&mut self, request: RequestId, cache: &mut Cache, now: Stamp) -> bool {
+        if self.spare.is_none() {
+            self.spare = cache.allocate_snapshot(request, now);
+        }
+        self.spare.is_some()
+    }
+
+    /// Gives the spare slot back where the device does not hold it, or where nothing goes apart any more.
+    pub fn give_back_spare(&mut self, cache: &mut Cache) {
+        if let Some(spare) = self.spare.take_if(|spare| self.at != Some(*spare)) {
+            cache.release_snapshot(spare);
+        }
+    }
+
+    /// The flow of a span apart that ends at `end`. A `revocable` one may be rewound.
+    pub fn flow_apart(&self, end: usize, revocable: bool) -> StateFlow {
+        StateFlow { from: self.at.map(SlotRef::id), to: self.target_apart(end).id(), revocable }
+    }
+
+    fn target_apart(&self, end: usize) -> SlotRef {
+        match (self.fresh, self.spare) {
+            (Some(fresh), _) if self.boundaries.captures(end) => fresh,
+            (_, Some(spare)) if self.at == Some(self.live) => spare,
+            _ => self.live,
+        }
+    }
+
+    /// Tokens that a span from `position` on may have at most, so that none but a single one ends at a boundary to be captured or passes it: what is
+    /// rewound is no capture.
+    pub fn room_apart(&self, position: usize, wanted: usize) -> usize {
+        let free = (1..=wanted).take_while(|tokens| !self.boundaries.captures(position + tokens)).count();
+        free.max(1)
+    }
+
+    /// Takes note that the span apart which ends at `end` has been computed, and rewound as far as it had to be.
+    pub fn advance_apart(&mut self, end: usize, cache: &mut Cache) {
+        let target = self.target_apart(end);
+        self.move_to(target, end, cache);
+    }
+
     /// Takes note that the span which ends at `end` has been computed.
     pub fn advance(&mut self, end: usize, cache: &mut Cache) {
-        self.at = Some(self.target(end));
+        let target = self.target(end);
+        self.move_to(target, end, cache);
+    }
+
+    fn move_to(&mut self, target: SlotRef, end: usize, cache: &mut Cache) {
+        self.at = Some(target);
         if let Some(restored) = self.restored.take() {
             cache.release_snapshot(restored);
         }
@@ -154,6 +206,11 @@ impl RecurrentState {
         self.captured.push(Captured { blocks: end / block_tokens, slot });
     }
 
+    /// The slot with the state after the tokens computed so far; `None` before the first.
+    pub fn stands_at(&self) -> Option<SlotRef> {
+        self.at
+    }
+
     /// What was captured and not given up since.
     pub fn captured(&self) -> &[Captured] {
         &self.captured
@@ -167,7 +224,7 @@ impl RecurrentState {
     /// Gives every slot back.
     pub fn release(self, cache: &mut Cache) {
         let captured = self.captured.iter().map(|captured| captured.slot);
-        for slot in captured.chain(self.restored).chain(self.fresh) {
+        for slot in captured.chain(self.restored).chain(self.fresh).chain(self.spare) {
             cache.release_snapshot(slot);
         }
         cache.release_live_slot(self.live);
@@ -176,6 +233,6 @@ impl RecurrentState {
     /// Slots the next span reads or writes.
     #[cfg(test)]
     pub fn slots(&self) -> Vec<SlotRef> {
-        [Some(self.live), self.at].into_iter().flatten().collect()
+        [Some(self.live), self.spare, self.at].into_iter().flatten().collect()
     }
 }

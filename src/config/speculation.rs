@@ -102,7 +102,7 @@ impl DrafterKind {
 }
 
 /// `speculation.controller`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ControllerKind {
     /// The configured depth, always.

@@ -1,12 +1,15 @@
-//! Decoding: from logits to a token.
+//! Decoding: from logits to a token, or with drafted tokens to several.
 
 pub mod controller;
+pub mod draft;
 mod sampler;
 pub mod settings;
+mod verify;
 
 use serde::{Deserialize, Serialize};
 
-pub use sampler::Sampler;
+pub use sampler::{Distribution, Sampler, Verdict};
+pub use verify::{Accepted, verify};
 
 /// How a token is chosen. A temperature of 0 is greedy.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

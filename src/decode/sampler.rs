@@ -3,7 +3,13 @@
 //! The order is fixed: repetition penalty, temperature, top-k, top-p, min-p, draw. Each step sees what the one before
 //! left, and probabilities are renormalised over what is left at the end. A logit that is not a number counts as minus
 //! infinity; of equal logits the lower id comes first.
+//!
+//! Where a token was drafted, [`Sampler::verify`] decides whether it stands, so that what comes out has the distribution of what would
+//! have been drawn without it: accepted with probability `min(1, p/q)`, else replaced by a draw from what `p` has more than `q`.
+//!
+//! Source of that rule: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding" (2023), appendix A.1.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 
 use super::Sampling;
@@ -18,12 +24,67 @@ pub struct Sampler {
     candidates: Vec<Candidate>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Candidate {
     token: u32,
     logit: f32,
     /// Probability times a factor that all candidates share.
     weight: f64,
+}
+
+/// The tokens that may be drawn from some logits, with their weights.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Distribution {
+    candidates: Vec<Candidate>,
+    total: f64,
+}
+
+impl Distribution {
+    fn of(candidates: Vec<Candidate>) -> Distribution {
+        let total = candidates.iter().map(|candidate| candidate.weight).sum();
+        Distribution { candidates, total }
+    }
+
+    /// All of it on one token.
+    pub fn certain(token: u32) -> Distribution {
+        Distribution::of(vec![Candidate { token, logit: 0.0, weight: 1.0 }])
+    }
+
+    /// The probability of a token.
+    pub fn probability(&self, token: u32) -> f64 {
+        let found = self.candidates.iter().find(|candidate| candidate.token == token);
+        found.map_or(0.0, |candidate| candidate.weight / self.total)
+    }
+
+    /// What this has more than `other`, token by token. All of this where that is nothing, as rounding may have it.
+    fn beyond(&self, other: &Distribution) -> Distribution {
+        let mut taken: Vec<(u32, f64)> = other
+            .candidates
+            .iter()
+            .map(|candidate| (candidate.token, candidate.weight / other.total))
+            .collect();
+        taken.sort_unstable_by_key(|(token, _)| *token);
+        let of_other = |token: u32| {
+            taken.binary_search_by_key(&token, |(token, _)| *token).map_or(0.0, |found| taken[found].1)
+        };
+        let more = self.candidates.iter().filter_map(|candidate| {
+            let weight = candidate.weight / self.total - of_other(candidate.token);
+            (weight > 0.0).then_some(Candidate { weight, ..*candidate })
+        });
+        match Distribution::of(more.collect()) {
+            nothing if nothing.candidates.is_empty() => self.clone(),
+            more => more,
+        }
+    }
+}
+
+/// What became of a drafted token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It stands.
+    Accepted,
+    /// Another takes its place.
+    Replaced(u32),
 }
 
 /// Likelier first, then lower id: a total order, since no logit is NaN here.
@@ -41,6 +102,58 @@ impl Sampler {
     /// The token after `seen` (prompt and reply so far), given its `logits` (one per vocabulary entry, not empty).
     /// 0 when no logit is above minus infinity.
     pub fn choose(&mut self, logits: &[f32], seen: &[u32]) -> u32 {
+        match self.cut(logits, seen) {
+            Some(token) => token,
+            None => {
+                let total = self.candidates.iter().map(|candidate| candidate.weight).sum();
+                pick(&self.candidates, total, &mut self.random)
+            }
+        }
+    }
+
+    /// What the token after `seen` is drawn from.
+    pub fn distribution(&mut self, logits: &[f32], seen: &[u32]) -> Distribution {
+        match self.cut(logits, seen) {
+            Some(token) => Distribution::certain(token),
+            None => Distribution::of(self.candidates.clone()),
+        }
+    }
+
+    /// Draws a token.
+    pub fn draw(&mut self, from: &Distribution) -> u32 {
+        match from.candidates[..] {
+            [Candidate { token, .. }] => token,
+            _ => pick(&from.candidates, from.total, &mut self.random),
+        }
+    }
+
+    /// Whether `drafted`, which was drawn from `draft`, stands as the token after `seen`, whose `logits` these are. Without temperature it stands
+    /// exactly where it is the likeliest.
+    pub fn verify(&mut self, logits: &[f32], seen: &[u32], drafted: u32, draft: &Distribution) -> Verdict {
+        if let Some(token) = self.cut(logits, seen) {
+            return if token == drafted { Verdict::Accepted } else { Verdict::Replaced(token) };
+        }
+        let target = Distribution::of(self.candidates.clone());
+        let (wanted, given) = (target.probability(drafted), draft.probability(drafted));
+        if self.random.unit() * given < wanted {
+            return Verdict::Accepted;
+        }
+        let rest = target.beyond(draft);
+        Verdict::Replaced(self.draw(&rest))
+    }
+
+    /// Whether nothing is drawn: the likeliest token is taken.
+    pub fn is_greedy(&self) -> bool {
+        self.sampling.temperature <= 0.0 || self.sampling.temperature.is_nan()
+    }
+
+    /// What of the tokens seen so far matters to it: all of them, or none where nothing is penalised.
+    pub fn seen<'a>(&self, known: &'a [u32]) -> Cow<'a, [u32]> {
+        Cow::Borrowed(if self.sampling.repetition_penalty == 1.0 { &[] } else { known })
+    }
+
+    /// Leaves the tokens that may be drawn in `candidates`; gives the token where there is but one choice.
+    fn cut(&mut self, logits: &[f32], seen: &[u32]) -> Option<u32> {
         let penalty = self.sampling.repetition_penalty;
         let penalised = std::mem::take(&mut self.penalised);
         let penalised = if penalty != 1.0 && penalty > 0.0 && penalty.is_finite() {
@@ -51,15 +164,17 @@ impl Sampler {
         let effective = if penalised.is_empty() { logits } else { &penalised };
         let likeliest = argmax(effective);
         let peak = effective.get(likeliest).copied().unwrap_or(f32::NEG_INFINITY);
-        let greedy = self.sampling.temperature <= 0.0 || self.sampling.temperature.is_nan();
-        let choice = if greedy || !peak.is_finite() { likeliest as u32 } else { self.draw(effective, peak) };
+        let certain = self.is_greedy() || !peak.is_finite();
+        if !certain {
+            self.collect(effective, peak);
+        }
         self.penalised = penalised;
         self.penalised.clear();
-        choice
+        certain.then_some(likeliest as u32)
     }
 
-    /// Draws from finite logits whose maximum is `peak`.
-    fn draw(&mut self, logits: &[f32], peak: f32) -> u32 {
+    /// Collects the candidates of finite logits whose maximum is `peak`.
+    fn collect(&mut self, logits: &[f32], peak: f32) {
         let temperature = self.sampling.temperature;
         let Sampling { top_k, top_p, min_p, .. } = self.sampling;
         self.candidates.clear();
@@ -83,17 +198,20 @@ impl Sampler {
             let least = f64::from(min_p.min(1.0));
             self.candidates.retain(|candidate| candidate.weight >= least);
         }
-        let total: f64 = self.candidates.iter().map(|candidate| candidate.weight).sum();
-        let mut left = self.random.unit() * total;
-        for candidate in &self.candidates {
-            left -= candidate.weight;
-            if left < 0.0 {
-                return candidate.token;
-            }
-        }
-        // Rounding can leave a crumb behind the last candidate.
-        self.candidates.last().map_or(0, |candidate| candidate.token)
     }
+}
+
+/// Draws one of the candidates, whose weights add up to `total`.
+fn pick(candidates: &[Candidate], total: f64, random: &mut SplitMix64) -> u32 {
+    let mut left = random.unit() * total;
+    for candidate in candidates {
+        left -= candidate.weight;
+        if left < 0.0 {
+            return candidate.token;
+        }
+    }
+    // Rounding can leave a crumb behind the last candidate.
+    candidates.last().map_or(0, |candidate| candidate.token)
 }
 
 /// Keeps the likeliest candidates whose weights reach `share` of all; at least one. Leaves them in order.
@@ -248,6 +366,94 @@ mod tests {
         };
         assert_eq!(stream(1), stream(1));
         assert_ne!(stream(1), stream(2));
+    }
+
+    /// How often each token comes out where `drafts` are drawn from `draft` and verified against `target`, and how often one stands.
+    fn verified(sampling: Sampling, target: &[f32], draft: &[f32], draws: u64) -> (Vec<f64>, f64) {
+        let (mut counts, mut accepted) = (vec![0.0; target.len()], 0.0);
+        for seed in 0..draws {
+            let mut drafter = Sampler::new(Sampling { seed: !seed, ..sampling });
+            let mut sampler = Sampler::new(Sampling { seed, ..sampling });
+            let from = drafter.distribution(draft, &[]);
+            let drafted = drafter.draw(&from);
+            let token = match sampler.verify(target, &[], drafted, &from) {
+                Verdict::Accepted => {
+                    accepted += 1.0;
+                    drafted
+                }
+                Verdict::Replaced(token) => token,
+            };
+            counts[token as usize] += 1.0;
+        }
+        (counts, accepted / draws as f64)
+    }
+
+    #[test]
+    fn what_was_drafted_does_not_show_in_what_comes_out() {
+        let target = [0.3f32, 1.2, -0.4, 2.0, 0.9, 1.1, -2.0, 0.0];
+        let drafts: [&[f32]; 4] = [
+            &[0.0; 8],
+            &target,
+            &[3.0, -1.0, 0.5, 0.5, 0.0, 0.0, 2.0, 1.0],
+            // All of it on one token, as where nothing is drawn.
+            &[
+                f32::NEG_INFINITY,
+                f32::NEG_INFINITY,
+                1.0,
+                f32::NEG_INFINITY,
+                f32::NEG_INFINITY,
+                f32::NEG_INFINITY,
+                f32::NEG_INFINITY,
+                f32::NEG_INFINITY,
+            ],
+        ];
+        for sampling in
+            [hot(), Sampling { top_k: 5, ..hot() }, Sampling { temperature: 0.7, top_p: 0.9, ..hot() }]
+        {
+            let expected = Sampler::new(sampling).distribution(&target, &[]);
+            for draft in drafts {
+                let draws = 20_000;
+                let (counts, accepted) = verified(sampling, &target, draft, draws);
+                let mut chi = 0.0;
+                for (token, count) in counts.iter().enumerate() {
+                    let mean = expected.probability(token as u32) * draws as f64;
+                    if mean == 0.0 {
+                        assert_eq!(*count, 0.0, "token {token} cannot be drawn");
+                    } else {
+                        chi += (count - mean).powi(2) / mean;
+                    }
+                }
+                // Seven degrees of freedom: beyond 24.3 once in a thousand.
+                assert!(chi < 24.3, "{sampling:?} {draft:?}: {chi}");
+                let q = Sampler::new(sampling).distribution(draft, &[]);
+                let overlap: f64 =
+                    (0..8).map(|token| expected.probability(token).min(q.probability(token))).sum();
+                assert!((accepted - overlap).abs() < 0.015, "accepted {accepted}, of {overlap}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_temperature_a_drafted_token_stands_exactly_where_it_is_the_likeliest() {
+        let logits = [1.0, 4.0, 3.0];
+        let mut sampler = Sampler::new(Sampling::default());
+        let from = Distribution::certain(1);
+        assert_eq!(sampler.verify(&logits, &[], 1, &from), Verdict::Accepted);
+        assert_eq!(sampler.verify(&logits, &[], 2, &Distribution::certain(2)), Verdict::Replaced(1));
+        // The penalty of what was seen counts, as it would have without a draft.
+        let mut sampler = Sampler::new(Sampling { repetition_penalty: 2.0, ..Sampling::default() });
+        assert_eq!(sampler.verify(&logits, &[1], 1, &from), Verdict::Replaced(2));
+    }
+
+    #[test]
+    fn drawing_from_a_distribution_is_choosing() {
+        let logits: Vec<f32> = (0..500).map(|i| (i * 31 % 17) as f32 / 3.0).collect();
+        let sampling = Sampling { top_p: 0.95, seed: 9, ..hot() };
+        let (mut choosing, mut drawing) = (Sampler::new(sampling), Sampler::new(sampling));
+        for _ in 0..50 {
+            let from = drawing.distribution(&logits, &[]);
+            assert_eq!(choosing.choose(&logits, &[]), drawing.draw(&from));
+        }
     }
 
     #[test]

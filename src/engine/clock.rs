@@ -69,6 +69,20 @@ impl Clock {
         }
     }
 
+    /// Runs work of which a device did part and gives the time it took, accounted for: all of it as it was measured, or where compute is only
+    /// modelled what the work reports beside its result.
+    pub fn account<T>(&mut self, work: impl FnOnce() -> (T, Nanos)) -> (T, Nanos) {
+        let simulated =
+            matches!(self, Clock::Wall { simulated: true, .. } | Clock::Virtual { simulated: true, .. });
+        if simulated {
+            let (result, compute) = work();
+            self.spend(compute);
+            return (result, compute);
+        }
+        let ((result, _), took) = self.measure(work);
+        (result, took)
+    }
+
     /// Lets an idle gap pass at once, where this clock can; otherwise gives how long to wait.
     pub fn skip(&mut self, idle: Nanos) -> Option<Duration> {
         match self {

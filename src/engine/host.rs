@@ -12,7 +12,7 @@ use super::scheduler::{Scheduler, StepOutcome};
 use super::sequence::{Ended, Submission};
 use super::watch::Hit;
 use super::{Command, Subject};
-use crate::config::{Config, IdleConfig, IdleWord, SparseOverride};
+use crate::config::{Config, IdleConfig, IdleWord, SparseOverride, SpeculationOverride};
 use crate::event::{Body, Gate, LaneId, Nanos, Preview, Segment, Survival, TranscriptItem};
 use crate::model::text::{Rendered, TextCodec};
 use crate::prefill::survival::{said, survival};
@@ -187,7 +187,12 @@ impl<'a> Host<'a> {
                 let SparseOverride { enabled, keep, threshold } = by_hand;
                 self.emit(self.active, Body::SpecPrefillSet { enabled, keep, threshold });
             }
-            Command::Speculation(_) | Command::MeasureVerify(_) => {}
+            Command::Speculation(by_hand) => {
+                self.scheduler.set_speculation_by_hand(by_hand);
+                let SpeculationOverride { drafter, depth, controller } = by_hand;
+                self.emit(self.active, Body::SpeculationSet { drafter, depth, controller });
+            }
+            Command::MeasureVerify(measure) => self.scheduler.measure_verify(measure),
             Command::Rescore { ticket, request, knobs } => {
                 let rescored = self.scheduler.rescore(ticket, request, knobs);
                 self.emit(self.active, Body::Rescored(Box::new(rescored)));

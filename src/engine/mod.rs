@@ -18,15 +18,20 @@ use std::thread::JoinHandle;
 use crate::cache::budget::Budget;
 use crate::cache::tier::{Layers, StateBytes, Tier, TierError};
 use crate::cache::{Cache, chain};
-use crate::config::{Aggregation, ClockKind, Config, SparseOverride, SpecPrefillConfig, SpeculationOverride};
+use crate::config::{
+    Aggregation, ClockKind, Config, DrafterKind, SchedulerConfig, SparseOverride, SpecPrefillConfig,
+    SpeculationOverride,
+};
+use crate::decode;
+use crate::decode::draft::DraftModel;
 use crate::device::ExecutorFacts;
 use crate::event::{
     Body, Identity, LaneId, RequestId, RunFacts, SessionSetting, Sink, SparseSettings, SpecPrefillFacts,
-    Stamp,
+    SpeculationFacts, Stamp,
 };
 use crate::ledger::Breakpoint;
 use crate::model::text::TextCodec;
-use crate::model::{Loaded, LoadedScorer, ModelError};
+use crate::model::{Loaded, LoadedDraft, LoadedScorer, ModelError};
 use crate::prefill::scorer::{Scorer, ScorerSettings};
 use crate::prefill::sparse::resolve;
 use crate::session::{Message, Player, ReplayMode, Role, Session, Setting};
@@ -34,7 +39,7 @@ use clock::Clock;
 use emitter::Emitter;
 pub use fault::{BadFault, Fault};
 use host::Host;
-use scheduler::{Policies, Scheduler, SparseSide};
+use scheduler::{Policies, Scheduler, SparseSide, SpeculationSide};
 
 /// What the outside can ask for. Answers are events.
 #[derive(Debug, Clone, PartialEq)]
@@ -248,7 +253,7 @@ fn serve(
     out: &mut Emitter,
     commands: &mpsc::Receiver<Command>,
 ) -> Result<(), StartError> {
-    let Loaded { executor, text, scorer, draft: _ } = load()?;
+    let Loaded { executor, text, scorer, draft } = load()?;
     let facts = executor.facts().clone();
     let clock = Clock::start(config.replay.clock, facts.identity == Identity::Simulated);
     let budget = Budget::of(&facts, config.cache.ram_bytes, config.scheduler.max_sequences);
@@ -264,11 +269,13 @@ fn serve(
         );
     }
     let mut run = run_facts(config, &session, &facts);
+    run.speculation = Some(speculation_facts(config, &facts, draft.as_ref()));
     run.specprefill = scorer.as_ref().map(|scorer| specprefill_facts(config, &scorer.name));
     out.emit(clock.now(), None, None, Body::RunStarted(Box::new(run)));
     let policies = Policies::of(&config.cache);
     let mut scheduler = Scheduler::new(executor, &text, cache, config.scheduler.clone(), policies);
     scheduler.attach_sparse(sparse_side(config, &text, scorer));
+    scheduler.attach_speculation(speculation_side(config, &text, draft));
     scheduler.tell_logits(config.replay.tell_logits);
     if let Some(reading) = scheduler.tier_reading() {
         out.emit(clock.now(), None, None, Body::Tier(Box::new(reading)));
@@ -285,6 +292,34 @@ fn sparse_side(config: &Config, text: &TextCodec, scorer: Option<LoadedScorer>) 
         Scorer::new(executor, text.digest(), text.end_of_turn().to_vec(), settings)
     });
     SparseSide::new(scorer, config.clone())
+}
+
+fn speculation_side(config: &Config, text: &TextCodec, draft: Option<LoadedDraft>) -> SpeculationSide {
+    let SchedulerConfig { max_sequences, chunk_tokens } = config.scheduler;
+    let model = draft.map(|LoadedDraft { executor, .. }| {
+        let ram_bytes = config.speculation.ram_bytes;
+        DraftModel::new(executor, text.digest(), ram_bytes, max_sequences, chunk_tokens)
+    });
+    SpeculationSide::new(model, config.clone())
+}
+
+fn speculation_facts(
+    config: &Config,
+    facts: &ExecutorFacts,
+    draft: Option<&LoadedDraft>,
+) -> SpeculationFacts {
+    let nobody = SpeculationOverride::default();
+    let settings = decode::settings::resolve(config, None, nobody, nobody);
+    let head = (facts.head_layers > 0).then_some(DrafterKind::Mtp);
+    let loaded = [DrafterKind::Ngram].into_iter().chain(head).chain(draft.map(|_| DrafterKind::Draft));
+    SpeculationFacts {
+        drafter: settings.drafter.value,
+        loaded: loaded.collect(),
+        draft_model: draft.map(|draft| draft.name.clone()),
+        depth_max: settings.depth.value,
+        controller: settings.controller.value,
+        audit: config.speculation.audit,
+    }
 }
 
 fn specprefill_facts(config: &Config, scorer: &str) -> SpecPrefillFacts {

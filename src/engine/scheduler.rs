@@ -5,10 +5,12 @@
 //! step after. So a caller that steps can stop between any two phases of a request.
 
 mod admit;
+mod cycle;
 mod disk;
 mod forward;
 mod reserve;
 mod sparse;
+mod speculate;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,11 +30,14 @@ use crate::config::{CacheConfig, PlaceholderPolicy, SchedulerConfig, SnapshotPol
 use crate::decode::Sampler;
 use crate::device::{DeviceError, Executor, MemoryUse};
 use crate::event::{
-    Arrival, Body, DeviceMemory, FinishReason, LaneId, Phase, RequestId, Route, SlotMemory, SnapshotsStored,
+    Arrival, Body, DeviceMemory, FinishReason, LaneId, Nanos, Phase, RequestId, Route, SlotMemory,
+    SnapshotsStored,
 };
 use crate::model::text::TextCodec;
 use reserve::Held;
 pub use sparse::SparseSide;
+pub(super) use speculate::Speculating;
+pub use speculate::SpeculationSide;
 
 /// What a step did.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -74,6 +79,7 @@ pub struct Scheduler<'a> {
     config: SchedulerConfig,
     policies: Policies,
     sparse: SparseSide,
+    speculation: SpeculationSide,
     /// Whether the logits that replies begin with are told.
     tell_logits: bool,
     served: Served,
@@ -106,6 +112,7 @@ impl<'a> Scheduler<'a> {
             config,
             policies,
             sparse: SparseSide::default(),
+            speculation: SpeculationSide::default(),
             tell_logits: false,
             served: Served::default(),
             queue: VecDeque::new(),
@@ -139,7 +146,8 @@ impl<'a> Scheduler<'a> {
     /// the blocks dropped.
     pub fn evict_all(&mut self, clock: &Clock) -> usize {
         let of_scorer = self.sparse.scorer_mut().map_or(0, |scorer| scorer.evict_all(clock.now()));
-        of_scorer + self.cache.evict_all(clock.now())
+        let of_draft_model = self.evict_draft_model(clock.now());
+        of_scorer + of_draft_model + self.cache.evict_all(clock.now())
     }
 
     /// Takes a request. It is visible from here on, though not admitted yet.
@@ -178,6 +186,9 @@ impl<'a> Scheduler<'a> {
             evicted_blocks: 0,
             dropped_snapshots: 0,
             shrunk: false,
+            speculating: None,
+            head: None,
+            head_priming: (0, Nanos(0)),
             submission,
         });
         request
@@ -226,6 +237,7 @@ impl<'a> Scheduler<'a> {
         if !outcome.phases.is_empty() {
             return outcome;
         }
+        self.prime_one(clock, out);
         self.forward(&mut outcome, clock, out);
         outcome
     }
@@ -294,7 +306,10 @@ impl<'a> Scheduler<'a> {
         Ended { request, lane, text, served: None }
     }
 
-    fn release(&mut self, sequence: Sequence<'_>) {
+    fn release(&mut self, mut sequence: Sequence<'_>) {
+        if let Some(speculating) = sequence.speculating.take() {
+            self.give_back_drafter(*speculating, None);
+        }
         let scoring = sequence.scoring.and_then(|under| under.scoring);
         if let (Some(scorer), Some(scoring)) = (self.sparse.scorer_mut(), scoring) {
             scorer.abandon(scoring);
@@ -316,8 +331,9 @@ impl<'a> Scheduler<'a> {
         if !matches!(sequence.stage, Stage::Storing(_)) {
             end_reply(&mut sequence, reason, clock, out);
         }
+        self.end_speculation(&mut sequence, clock.now());
         if sequence.submission.use_cache {
-            self.store(&sequence, clock, out);
+            self.store(&mut sequence, clock, out);
         }
         let served = sequence.served().map(Arc::new);
         if let Some(served) = &served {
@@ -332,14 +348,15 @@ impl<'a> Scheduler<'a> {
         ended
     }
 
-    fn store(&mut self, sequence: &Sequence<'_>, clock: &mut Clock, out: &mut Emitter) {
-        let storable = &sequence.tokens[..sequence.storable()];
+    fn store(&mut self, sequence: &mut Sequence<'_>, clock: &mut Clock, out: &mut Emitter) {
+        let storable = self.make_storable(sequence, clock);
+        let tokens = &sequence.tokens[..storable];
         let now = clock.now();
         let captured = sequence.recurrent.as_ref().map(RecurrentState::captured).unwrap_or_default();
         let (stored, _) = clock.measure(|| {
-            self.cache.store(storable, &sequence.pages, captured, sequence.request, Route::Dense, now)
+            self.cache.store(tokens, &sequence.pages, captured, sequence.request, Route::Dense, now)
         });
-        let tier = self.offer_to_tier(sequence, clock.now());
+        let tier = self.offer_to_tier(sequence, storable, clock.now());
         let snapshots = sequence.recurrent.as_ref().map(|state| SnapshotsStored {
             stored: stored.new_snapshots as u64,
             not_taken: state.not_taken(),
@@ -353,6 +370,25 @@ impl<'a> Scheduler<'a> {
             tier,
         };
         out.emit(clock.now(), Some(sequence.submission.lane), Some(sequence.request), body);
+    }
+
+    /// Leading tokens of which whole blocks may be stored. The prediction head's entries are part of them, so those that are due are written.
+    fn make_storable(&mut self, sequence: &mut Sequence<'_>, clock: &mut Clock) -> usize {
+        let (storable, block_tokens) = (sequence.storable(), self.cache.block_tokens());
+        if sequence.head.is_none() {
+            return storable;
+        }
+        let whole = storable / block_tokens * block_tokens;
+        let executor = &mut *self.executor;
+        let (written, _) = clock.account(|| {
+            let written = Scheduler::write_entries(executor, sequence, whole);
+            let compute = *written.as_ref().unwrap_or(&Nanos(0));
+            (written, compute)
+        });
+        if let Err(error) = written {
+            tracing::warn!(request = sequence.request.0, %error, "what the prediction head has not read is not stored");
+        }
+        sequence.head.as_ref().map_or(0, |entries| entries.written()).min(storable)
     }
 
     fn device_memory(&self) -> Option<DeviceMemory> {

@@ -4,9 +4,11 @@ use crate::cache::pool::PageRef;
 use std::borrow::Cow;
 use std::ops::Range;
 
+use super::scheduler::Speculating;
 use crate::cache::recurrent::RecurrentState;
 use crate::cache::served::Predecessor;
 use crate::config::{SparseOverride, SpeculationOverride};
+use crate::decode::draft::HeadEntries;
 use crate::decode::{Sampler, Sampling};
 use crate::event::{
     FinishReason, HistoryChange, LaneId, Nanos, RequestId, SegmentRun, Source, Stamp, TranscriptItem,
@@ -135,6 +137,12 @@ pub(super) struct Sequence<'a> {
     pub(super) dropped_snapshots: u64,
     /// Whether a chunk of it was shrunk for want of memory.
     pub(super) shrunk: bool,
+    /// What drafts; `None` where nothing does.
+    pub(super) speculating: Option<Box<Speculating>>,
+    /// The prediction head's entries; `None` where no head is loaded.
+    pub(super) head: Option<HeadEntries>,
+    /// Tokens the head read with the prompt, and the time that took.
+    pub(super) head_priming: (u64, Nanos),
     pub(super) submission: Submission,
 }
 

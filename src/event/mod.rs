@@ -414,6 +414,13 @@ pub enum Body {
         /// One a token of the vocabulary.
         logits: Logits,
     },
+    /// Progress of the draft model's reading of the prompt, once a chunk.
+    PrimingProgress {
+        /// Tokens read so far, those of its own cache included.
+        done: u64,
+        /// Tokens to read.
+        total: u64,
+    },
     /// The drafter is ready, and the reply begins. Told where one drafts.
     DrafterStarted(Box<DrafterStart>),
     /// Nothing is drafted for the rest of the request: it decodes ordinarily.

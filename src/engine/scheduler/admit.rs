@@ -118,6 +118,9 @@ impl Scheduler<'_> {
         if !attached || !self.consider_sparse(uncached_suffix, clock, out) {
             out.emit(clock.now(), lane, request, Body::Routed { route, uncached_suffix });
         }
+        if attached {
+            self.begin_speculation(clock, out);
+        }
     }
 
     /// Finds, reads and attaches what the sequence admitted last can start from. Gives what was found even where it cannot be attached.
@@ -341,6 +344,8 @@ impl Scheduler<'_> {
         let sequence = &mut self.running[index];
         sequence.computed = choice.blocks * self.cache.block_tokens();
         sequence.restored = sequence.computed;
+        let computed = sequence.computed;
+        self.running[index].head = self.entries_of(index, computed)?;
         Ok(())
     }
 

@@ -17,10 +17,15 @@ use crate::event::{Body, LaneId, RequestId, Route, Stamp, TierReading, TierStore
 const FLUSH: Duration = Duration::from_secs(20);
 
 impl Scheduler<'_> {
-    /// Offers the tier whatever it does not hold of the blocks and snapshots of a sequence that has been stored. `None` without a tier.
-    pub(super) fn offer_to_tier(&mut self, sequence: &Sequence<'_>, now: Stamp) -> Option<TierStored> {
+    /// Offers the tier whatever it does not hold of the blocks and snapshots of a sequence whose first `storable` tokens have been stored. `None` without a tier.
+    pub(super) fn offer_to_tier(
+        &mut self,
+        sequence: &Sequence<'_>,
+        storable: usize,
+        now: Stamp,
+    ) -> Option<TierStored> {
         let tier = self.cache.tier()?;
-        let tokens = &sequence.tokens[..sequence.storable()];
+        let tokens = &sequence.tokens[..storable];
         let places = tier.places(tokens);
         let origin = Origin {
             run: self.cache.run().to_owned(),

@@ -4,15 +4,15 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Refused, Scheduler, StepOutcome, end_reply};
+use super::cycle::Rows;
+use super::{Refused, Scheduler, StepOutcome};
 use crate::cache::{CacheFull, StaleState};
-use crate::device::{DeviceError, Executor, Forward, LogitRows, PageId, Span};
+use crate::device::{DeviceError, Executor, Forward, LogitRows, PageId, Span, StateFlow};
 use crate::engine::clock::Clock;
 use crate::engine::emitter::Emitter;
 use crate::engine::sequence::{Sequence, Stage};
-use crate::event::{Body, FinishReason, Logits, Phase, RequestId, ShrunkChunk, Stamp};
-use crate::model::text::TextCodec;
-use crate::{decode, prefill};
+use crate::event::{Body, DeviceMemory, Nanos, Phase, RequestId, ShrunkChunk, Stamp};
+use crate::prefill;
 
 /// What a span borrows.
 struct SpanParts<'a> {
@@ -22,28 +22,46 @@ struct SpanParts<'a> {
 }
 
 impl<'a> SpanParts<'a> {
-    fn of(sequence: &'a Sequence<'_>, places: Range<usize>) -> SpanParts<'a> {
+    fn of(sequence: &'a Sequence<'_>, work: &Work) -> SpanParts<'a> {
+        let mut tokens = sequence.tokens_at(work.start..work.end - work.drafted);
+        if work.drafted > 0 {
+            tokens.to_mut().extend_from_slice(&sequence.drafted()[..work.drafted]);
+        }
         SpanParts {
             pages: sequence.pages.iter().map(|page| page.id()).collect(),
-            tokens: sequence.tokens_at(places.clone()),
-            positions: sequence.positions_at(places),
+            tokens,
+            positions: sequence.positions_at(work.start..work.end),
         }
     }
 }
 
 /// Part of a forward: places `start..end` of a running sequence.
 #[derive(Debug, Clone, Copy)]
-struct Work {
-    sequence: usize,
-    start: usize,
-    end: usize,
+pub(super) struct Work {
+    pub(super) sequence: usize,
+    pub(super) start: usize,
+    pub(super) end: usize,
+    /// How many of the last tokens are drafted.
+    pub(super) drafted: usize,
     wants_logits: bool,
+    /// Whether the state it starts from stays as it was.
+    pub(super) apart: bool,
+    /// Where its recurrent state comes from and goes to.
+    pub(super) flow: Option<StateFlow>,
     /// What memory made of it.
     shrunk: Option<ShrunkChunk>,
 }
 
+impl Work {
+    /// Rows of logits it wants: one, and where tokens are drafted one for each.
+    pub(super) fn rows(&self) -> usize {
+        if self.wants_logits { 1 + self.drafted } else { 0 }
+    }
+}
+
 impl Scheduler<'_> {
     pub(super) fn forward(&mut self, outcome: &mut StepOutcome, clock: &mut Clock, out: &mut Emitter) {
+        self.draft_all(outcome, clock, out);
         let mut work = self.plan_forward();
         self.prepare_state(&mut work, outcome, clock, out);
         if work.is_empty() {
@@ -85,8 +103,10 @@ impl Scheduler<'_> {
         clock: &mut Clock,
         out: &mut Emitter,
     ) -> Vec<(RequestId, Arc<DeviceError>)> {
-        let Err(error) = self.try_compute(work, outcome, clock, out) else { return Vec::new() };
-        let error = Arc::new(error);
+        let error = match self.try_compute(work, outcome, clock, out) {
+            Ok(failed) => return failed,
+            Err(error) => Arc::new(error),
+        };
         let alone = work.len() == 1;
         let mut failed = Vec::new();
         for w in work {
@@ -97,7 +117,7 @@ impl Scheduler<'_> {
                 _ => None,
             };
             match next.map(|w| self.compute_alone(w, outcome, clock, out)) {
-                Some(Ok(())) => {}
+                Some(Ok(after)) => failed.extend(after),
                 Some(Err(own @ DeviceError::OutOfMemory { .. })) => failed.push((request, Arc::new(own))),
                 Some(Err(lost @ DeviceError::StateLost(_))) => {
                     failed.push((request, Arc::new(lost)));
@@ -117,9 +137,12 @@ impl Scheduler<'_> {
         outcome: &mut StepOutcome,
         clock: &mut Clock,
         out: &mut Emitter,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<Vec<(RequestId, Arc<DeviceError>)>, DeviceError> {
         loop {
-            let Err(error) = self.try_compute(&[work], outcome, clock, out) else { return Ok(()) };
+            let error = match self.try_compute(&[work], outcome, clock, out) {
+                Ok(failed) => return Ok(failed),
+                Err(error) => error,
+            };
             let no_memory = matches!(error, DeviceError::OutOfMemory { .. });
             let Some(half) = no_memory.then(|| self.halved(work)).flatten() else { return Err(error) };
             work = half;
@@ -131,34 +154,40 @@ impl Scheduler<'_> {
     fn halved(&mut self, work: Work) -> Option<Work> {
         let sequence = &mut self.running[work.sequence];
         let tokens = work.end - work.start;
-        let flow = sequence.recurrent.as_ref().map(|state| state.flow(work.end));
-        let overwritten = flow.is_some_and(|flow| flow.from == Some(flow.to));
+        let overwritten = work.flow.is_some_and(|flow| flow.from == Some(flow.to));
+        if work.drafted > 0 && !overwritten {
+            // What is drafted can be done without.
+            let end = work.end - work.drafted;
+            let flow = sequence.recurrent.as_ref().map(|state| state.flow_apart(end, false));
+            return Some(Work { end, drafted: 0, flow, ..work });
+        }
         if sequence.stage != Stage::Prefilling || tokens < 2 || overwritten {
             return None;
         }
         let wanted = work.shrunk.map_or(tokens as u64, |shrunk| shrunk.wanted);
         let shrunk = ShrunkChunk { wanted, admitted: (tokens / 2) as u64 };
         note_shrunk(sequence, shrunk);
-        Some(Work { end: work.start + tokens / 2, wants_logits: false, shrunk: Some(shrunk), ..work })
+        let end = work.start + tokens / 2;
+        let flow = sequence.recurrent.as_ref().map(|state| state.flow(end));
+        Some(Work { end, wants_logits: false, flow, shrunk: Some(shrunk), ..work })
     }
 
-    /// Computes `work` in one forward and takes its results.
+    /// Computes `work` in one forward and takes its results. Gives those for which something failed after the forward.
     fn try_compute(
         &mut self,
         work: &[Work],
         outcome: &mut StepOutcome,
         clock: &mut Clock,
         out: &mut Emitter,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<Vec<(RequestId, Arc<DeviceError>)>, DeviceError> {
         let forward = self.run(work)?;
         clock.spend(forward.compute);
-        self.take_results(work, &forward, outcome, clock, out);
-        Ok(())
+        Ok(self.take_results(work, &forward, outcome, clock, out))
     }
 
     fn run(&mut self, work: &[Work]) -> Result<Forward, DeviceError> {
         let parts: Vec<SpanParts<'_>> =
-            work.iter().map(|w| SpanParts::of(&self.running[w.sequence], w.start..w.end)).collect();
+            work.iter().map(|w| SpanParts::of(&self.running[w.sequence], w)).collect();
         let spans: Vec<Span<'_>> = work
             .iter()
             .zip(&parts)
@@ -168,9 +197,13 @@ impl Scheduler<'_> {
                 tokens: &parts.tokens,
                 positions: parts.positions.as_deref(),
                 capture: 0,
-                hidden: false,
-                state: self.running[w.sequence].recurrent.as_ref().map(|state| state.flow(w.end)),
-                logits: if w.wants_logits { LogitRows::Last } else { LogitRows::None },
+                hidden: self.running[w.sequence].head.is_some(),
+                state: w.flow,
+                logits: match w.rows() {
+                    0 => LogitRows::None,
+                    1 => LogitRows::Last,
+                    _ => LogitRows::All,
+                },
             })
             .collect();
         self.executor.forward(&spans)
@@ -181,16 +214,38 @@ impl Scheduler<'_> {
         let mut prefilling = false;
         for (index, sequence) in self.running.iter_mut().enumerate() {
             match sequence.stage {
-                Stage::Prefilling if !prefilling => {
+                Stage::Prefilling if !prefilling && !sequence.is_priming() => {
                     prefilling = true;
                     let (chunk, shrunk) = plan_chunk(sequence, self.config.chunk_tokens, &*self.executor);
                     let wants_logits = chunk.end == sequence.prompt_places();
                     let Range { start, end } = chunk;
-                    work.push(Work { sequence: index, start, end, wants_logits, shrunk });
+                    let (apart, flow) = (false, None);
+                    work.push(Work {
+                        sequence: index,
+                        start,
+                        end,
+                        drafted: 0,
+                        wants_logits,
+                        apart,
+                        flow,
+                        shrunk,
+                    });
                 }
                 Stage::Decoding => {
-                    let (start, end) = (sequence.computed, sequence.places());
-                    work.push(Work { sequence: index, start, end, wants_logits: true, shrunk: None });
+                    let drafted = sequence.drafted().len();
+                    let (start, end) = (sequence.computed, sequence.places() + drafted);
+                    let apart = drafted > 0 || sequence.speculating.as_ref().is_some_and(|s| s.audits);
+                    let (wants_logits, flow, shrunk) = (true, None, None);
+                    work.push(Work {
+                        sequence: index,
+                        start,
+                        end,
+                        drafted,
+                        wants_logits,
+                        apart,
+                        flow,
+                        shrunk,
+                    });
                 }
                 _ => {}
             }
@@ -213,6 +268,13 @@ impl Scheduler<'_> {
             }
         }
         if refused.is_empty() {
+            for w in work.iter_mut() {
+                let state = self.running[w.sequence].recurrent.as_ref();
+                w.flow = state.map(|state| match w.apart {
+                    true => state.flow_apart(w.end, w.drafted > 0),
+                    false => state.flow(w.end),
+                });
+            }
             return;
         }
         // Ending a request moves the others in the list; the next step plans anew for those that remain.
@@ -272,58 +334,88 @@ impl Scheduler<'_> {
         sequence.recurrent.as_ref().map_or(Ok(()), |state| state.check(&self.cache))
     }
 
+    /// Takes what a forward gave each sequence. Gives those for which something failed after it.
     fn take_results(
         &mut self,
         work: &[Work],
         forward: &Forward,
         outcome: &mut StepOutcome,
-        clock: &Clock,
+        clock: &mut Clock,
         out: &mut Emitter,
-    ) {
+    ) -> Vec<(RequestId, Arc<DeviceError>)> {
         let vocab = self.executor.facts().vocab;
-        let mut rows = forward.logits.chunks_exact(vocab);
-        let context = self.context_tokens();
         let prefilling = work.iter().any(|w| self.running[w.sequence].stage == Stage::Prefilling);
         let device = self.device_memory().filter(|_| prefilling);
+        let (mut logits, mut hidden) = (&forward.logits[..], &forward.hidden[..]);
+        let mut failed = Vec::new();
         for w in work {
+            let (of_span, rest) = logits.split_at(w.rows() * vocab);
+            logits = rest;
             let sequence = &mut self.running[w.sequence];
-            let (lane, request) = (Some(sequence.submission.lane), Some(sequence.request));
+            let request = sequence.request;
+            if let Some(entries) = &mut sequence.head {
+                let (of_span, rest) = hidden.split_at((w.end - w.start) * self.executor.facts().hidden);
+                hidden = rest;
+                entries.record(w.start, of_span);
+            }
+            let took = (work.len() == 1).then_some(forward.compute);
+            let rows = Rows {
+                logits: of_span,
+                compute: forward.compute,
+                neighbours: work.len() - 1,
+                experts: forward.experts,
+            };
+            let taken = match sequence.stage {
+                Stage::Prefilling => self.take_prefilled(w, &rows, (took, device), outcome, clock, out),
+                _ => self.take_rows(w, &rows, outcome, clock, out),
+            };
+            if let Err(error) = taken {
+                failed.push((request, Arc::new(error)));
+            }
+        }
+        failed
+    }
+
+    /// Takes a chunk of a prefill; its last one gives the reply's first token.
+    fn take_prefilled(
+        &mut self,
+        w: &Work,
+        rows: &Rows<'_>,
+        (took, device): (Option<Nanos>, Option<DeviceMemory>),
+        outcome: &mut StepOutcome,
+        clock: &mut Clock,
+        out: &mut Emitter,
+    ) -> Result<(), DeviceError> {
+        let sequence = &mut self.running[w.sequence];
+        let (lane, request) = (Some(sequence.submission.lane), Some(sequence.request));
+        sequence.prefill.0 += rows.compute.0;
+        let total = (sequence.prompt_places() - sequence.restored) as u64;
+        let done = (w.end - sequence.restored) as u64;
+        let executor = &mut *self.executor;
+        let (read, head) = clock.account(|| {
+            let before = sequence.head.as_ref().map_or(0, |entries| entries.written());
+            let written = Scheduler::write_entries(executor, sequence, w.end);
+            let compute = *written.as_ref().unwrap_or(&Nanos(0));
+            let after = sequence.head.as_ref().map_or(0, |entries| entries.written());
+            (written.map(|_| (after - before) as u64), compute)
+        });
+        sequence.head_priming.0 += read?;
+        sequence.head_priming.1.0 += head.0;
+        let body = Body::PrefillProgress { done, total, shrunk: w.shrunk, device, took };
+        out.emit(clock.now(), lane, request, body);
+        if w.rows() == 0 {
             sequence.computed = w.end;
             if let Some(state) = &mut sequence.recurrent {
                 state.advance(w.end, &mut self.cache);
             }
-            if sequence.stage == Stage::Prefilling {
-                let took = (work.len() == 1).then_some(forward.compute);
-                sequence.prefill.0 += forward.compute.0;
-                let total = (sequence.prompt_places() - sequence.restored) as u64;
-                let done = (w.end - sequence.restored) as u64;
-                out.emit(
-                    clock.now(),
-                    lane,
-                    request,
-                    Body::PrefillProgress { done, total, shrunk: w.shrunk, device, took },
-                );
-                if !w.wants_logits {
-                    continue;
-                }
-                let took = sequence.prefill;
-                out.emit(clock.now(), lane, request, Body::Prefilled { computed_tokens: total, took });
-                sequence.stage = Stage::Decoding;
-                outcome.phases.push((sequence.request, Phase::Prefill));
-            } else {
-                sequence.decode.0 += forward.compute.0;
-            }
-            let Some(logits) = rows.next() else { continue };
-            if self.tell_logits && sequence.output().is_empty() {
-                let logits = Logits(logits.to_vec());
-                out.emit(clock.now(), lane, request, Body::ReplyLogits { logits });
-            }
-            let ended = next_token(sequence, logits, self.text, context, clock, out);
-            if let Some(reason) = ended {
-                outcome.phases.push((sequence.request, Phase::Decode));
-                end_reply(sequence, reason, clock, out);
-            }
+            return Ok(());
         }
+        let took = sequence.prefill;
+        out.emit(clock.now(), lane, request, Body::Prefilled { computed_tokens: total, took });
+        sequence.start_drafting(clock, out);
+        sequence.stage = Stage::Decoding;
+        outcome.phases.push((sequence.request, Phase::Prefill));
+        self.take_rows(w, rows, outcome, clock, out)
     }
 }
 
@@ -360,34 +452,5 @@ fn note_shrunk(sequence: &mut Sequence<'_>, ShrunkChunk { wanted, admitted }: Sh
             admitted,
             "a prefill chunk shrinks to fit in memory; later ones of the request may too"
         );
-    }
-}
-
-/// Chooses the next token and says whether the reply ends with it.
-fn next_token(
-    sequence: &mut Sequence<'_>,
-    logits: &[f32],
-    text: &TextCodec,
-    context: usize,
-    clock: &Clock,
-    out: &mut Emitter,
-) -> Option<FinishReason> {
-    let margin = Some(decode::margin(logits));
-    let token = sequence.sampler.choose(logits, &sequence.tokens);
-    let index = sequence.output().len() as u64;
-    sequence.tokens.push(token);
-    let stop = text.end_of_turn().contains(&token);
-    let piece = if stop { String::new() } else { sequence.stream.push(token) };
-    sequence.text.push_str(&piece);
-    let (lane, request) = (Some(sequence.submission.lane), Some(sequence.request));
-    out.emit(clock.now(), lane, request, Body::Token { token, text: piece, index, margin });
-    if stop {
-        Some(FinishReason::Stop)
-    } else if index + 1 >= sequence.submission.max_output_tokens {
-        Some(FinishReason::Length)
-    } else if sequence.tokens.len() >= context {
-        Some(FinishReason::Context)
-    } else {
-        None
     }
 }

@@ -57,6 +57,7 @@ impl Scheduler<'_> {
         }
         if let Some(state) = &mut running.recurrent {
             state.give_back_fresh(&mut self.cache);
+            state.give_back_spare(&mut self.cache);
         }
         self.cache.shrink(pages, slots);
     }

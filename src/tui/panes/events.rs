@@ -153,6 +153,9 @@ fn describe(body: &Body) -> (&'static str, String) {
             ("prefilled", format!("{} tokens in {}", thousands(*computed_tokens), duration(Some(*took))))
         }
         Body::Token { token, text, index, .. } => ("token", format!("{index}: {token} \"{}\"", safe(text))),
+        Body::PrimingProgress { done, total } => {
+            ("priming_progress", format!("{}/{}", thousands(*done), thousands(*total)))
+        }
         Body::DrafterStarted(start) => (
             "drafter_started",
             format!(
