@@ -11,6 +11,17 @@ macro_rules! delegate_state {
             self.inner.rewind(flow, tokens)
         }
 
+        fn predict(
+            &mut self,
+            spans: &[crate::device::HeadSpan<'_>],
+        ) -> Result<crate::device::Predicted, DeviceError> {
+            self.inner.predict(spans)
+        }
+
+        fn page_end(&self, page: PageId) -> Option<Vec<f32>> {
+            self.inner.page_end(page)
+        }
+
         fn exported_bytes(&self) -> (usize, usize) {
             self.inner.exported_bytes()
         }
