@@ -2,6 +2,7 @@
 
 pub mod controller;
 pub mod draft;
+pub mod economics;
 mod sampler;
 pub mod settings;
 mod verify;

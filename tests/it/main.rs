@@ -13,5 +13,6 @@ mod readme;
 mod recordings;
 mod session;
 mod sparse;
+mod speculation_accounts;
 mod tier;
 mod tui;
