@@ -150,7 +150,7 @@ fn read(record: &BTreeMap<String, String>) -> Run {
         cell: cell(record),
         policy: "dense".to_owned(),
         run: MatchedRun {
-            decode_s: Some(number("decode_s")),
+            ms_per_token: Some(number("decode_ms_per_token")),
             end_to_end_s: Some(number("e2e_s")),
             ..MatchedRun::default()
         },

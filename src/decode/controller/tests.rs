@@ -1,6 +1,5 @@
 //! Tests of the controller in a simulated decode: stationary and changing acceptance, several cost curves, noisy times.
 
-use proptest::prelude::*;
 
 use super::*;
 

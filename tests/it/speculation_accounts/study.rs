@@ -18,8 +18,12 @@ pub struct Run {
 /// A run without a drafter.
 fn dense(cell: &str, tokens: u64, decode_s: f64, end_to_end_s: f64, ms_per_token: f64) -> Run {
     let counters = Counters { output_tokens: tokens, ..Counters::default() };
-    let run =
-        MatchedRun { counters, decode_s: Some(decode_s), end_to_end_s: Some(end_to_end_s), cycles_ms: None };
+    let run = MatchedRun {
+        counters,
+        ms_per_token: Some(ms_per_token),
+        end_to_end_s: Some(end_to_end_s),
+        cycles_ms: None,
+    };
     Run { cell: cell.to_owned(), policy: "dense".to_owned(), run, decode_s, told: None }
 }
 
