@@ -120,6 +120,9 @@ pub struct ReplyToken {
     /// By how much its logit exceeds the next one's; `None` in recordings of earlier versions.
     #[serde(skip)]
     pub margin: Option<f32>,
+    /// Bytes of the reply up to the end of what it completes.
+    #[serde(skip)]
+    pub end: usize,
 }
 
 impl RequestFacts {
@@ -174,6 +177,16 @@ impl RequestFacts {
     /// The reusable checkpoint: tokens restored. `None` before the restore.
     pub fn checkpoint(&self) -> Option<u64> {
         self.restore.as_ref().map(|r| r.checkpoint_tokens)
+    }
+
+    /// The bytes of the reply that the token at `place` completes; none inside a character of several tokens. `None` where the token was not told, or the
+    /// reply as it ended is not what its tokens said.
+    pub fn token_bytes(&self, place: usize) -> Option<std::ops::Range<usize>> {
+        let end = self.tokens.get(place)?.end;
+        let start = place.checked_sub(1).map_or(Some(0), |before| Some(self.tokens.get(before)?.end))?;
+        let whole = self.text.len() == self.tokens.last()?.end;
+        (whole && start <= end && self.text.is_char_boundary(start) && self.text.is_char_boundary(end))
+            .then_some(start..end)
     }
 
     /// `prompt_tokens − canonical_tokens`, once both are known.
@@ -320,4 +333,23 @@ pub struct BreakpointFacts {
     pub condition: String,
     /// What was observed: `suffix 4,312`.
     pub observed: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_knows_its_bytes_unless_the_reply_became_another() {
+        let mut request = RequestFacts::unseen(RequestId(1), LaneId(0), Stamp(0));
+        assert_eq!(request.token_bytes(0), None);
+        request.text = "a日b".to_owned();
+        let told = |end| ReplyToken { token: 0, margin: None, end };
+        // The character in the middle takes two tokens: the first of them completes nothing.
+        request.tokens = [1, 1, 4, 5].map(told).to_vec();
+        let bytes = |request: &RequestFacts| [0, 1, 2, 3, 4].map(|place| request.token_bytes(place));
+        assert_eq!(bytes(&request), [Some(0..1), Some(1..1), Some(1..4), Some(4..5), None]);
+        request.text = "a".to_owned();
+        assert_eq!(bytes(&request), [None, None, None, None, None]);
+    }
 }

@@ -262,7 +262,8 @@ impl Ledger {
                 request.phase = Phase::Decode;
             }
             Body::Token { token, text, margin, .. } => {
-                request.tokens.push(ReplyToken { token: *token, margin: *margin });
+                let end = request.text.len().saturating_add(text.len());
+                request.tokens.push(ReplyToken { token: *token, margin: *margin, end });
                 if request.ttft.is_none() {
                     let ttft = event.at.since(request.arrived_at);
                     request.ttft = Some(ttft);

@@ -429,20 +429,13 @@ pub static ACTIONS: &[Action] = &[
     run(ActionId::SpecPrefill, &[ch('o')], "SpecPrefill on or off, from the next request on")
         .hint("sparse")
         .when(can_set_specprefill),
-    run(
-        ActionId::Drafter,
-        &[ch('d')],
-        "drafter: the next of those loaded, or none, from the next request on",
-    )
-    .hint("drafter")
-    .when(can_speculate),
-    run(ActionId::Deeper, &[ch('+'), ch('=')], "draft a token more in a cycle, from the next request on")
-        .when(can_deepen),
-    run(ActionId::Shallower, &[ch('-')], "draft a token less in a cycle, from the next request on")
-        .when(can_draw_in),
-    run(ActionId::Controller, &[ch('a')], "depth adaptive or fixed, from the next request on")
+    run(ActionId::Drafter, &[ch('d')], "drafter: none, or the next that is loaded")
+        .hint("drafter")
         .when(can_speculate),
-    run(ActionId::MeasureVerify, &[ch('v')], "measure the verify curve whenever a reply ends, or no longer")
+    run(ActionId::Deeper, &[ch('+'), ch('=')], "draft a token more in a cycle").when(can_deepen),
+    run(ActionId::Shallower, &[ch('-')], "draft a token less in a cycle").when(can_draw_in),
+    run(ActionId::Controller, &[ch('a')], "depth adaptive or fixed").when(can_speculate),
+    run(ActionId::MeasureVerify, &[ch('v')], "measure the verify curve after each reply, or no longer")
         .when(alive_in_focus),
     run(ActionId::Compare, &[ch('c')], "compare dense with sparse side by side; again, return")
         .hint("compare")
@@ -463,7 +456,7 @@ pub static ACTIONS: &[Action] = &[
     look(ActionId::Explore, &[ch('t')], "what another threshold or keep fraction would have done")
         .hint("what if")
         .when(can_explore),
-    look(ActionId::Weigh, &[ch('u')], "use the selected request in the calculator of the verify view")
+    look(ActionId::Weigh, &[ch('u')], "weigh the request in the calculator of the verify view")
         .when(can_weigh),
     look(ActionId::View(Pane::Session), &[ch('1')], "session: one row a request"),
     look(ActionId::View(Pane::Checkpoint), &[ch('2')], "checkpoint: where it stands, over the requests"),

@@ -7,6 +7,7 @@ use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
 use super::table::{first_row, fitting, padded};
+use super::verify::Figures;
 use crate::event::{Cause, Phase, RequestId};
 use crate::ledger::{CheckpointStep, RequestFacts};
 use crate::tui::app::{Model, Pane, visible_requests};
@@ -19,6 +20,8 @@ use crate::tui::view::{Canvas, row_of};
 struct RowFacts<'a> {
     request: &'a RequestFacts,
     step: Option<CheckpointStep>,
+    /// Tokens per cycle by the cost of a cycle, where something was drafted.
+    cycles: Option<String>,
 }
 
 struct Column {
@@ -28,7 +31,7 @@ struct Column {
 }
 
 /// In display order.
-const COLUMNS: [Column; 13] = [
+const COLUMNS: [Column; 14] = [
     Column { header: "#", right: true, value: |r| r.request.turn.to_string() },
     Column {
         header: "name",
@@ -46,10 +49,14 @@ const COLUMNS: [Column; 13] = [
     Column { header: "ttft", right: true, value: |r| duration(r.request.ttft) },
     Column { header: "debt", right: true, value: |r| count(r.request.canonical_debt()) },
     Column { header: "out", right: true, value: |r| count(r.request.output_tokens) },
+    Column { header: CYCLES, right: true, value: |r| r.cycles.clone().unwrap_or_else(|| UNKNOWN.into()) },
 ];
 
+/// The column of tokens per cycle and their cost in dense steps. It is there where something was drafted.
+const CYCLES: &str = "gives/costs";
+
 /// Indices of [`COLUMNS`], most important first: what does not fit is left out from the end.
-const IMPORTANCE: [usize; 13] = [0, 3, 4, 5, 9, 2, 10, 8, 7, 1, 11, 6, 12];
+const IMPORTANCE: [usize; 14] = [0, 3, 4, 5, 9, 2, 10, 8, 7, 13, 1, 11, 6, 12];
 /// How many of them the workbench makes room for.
 const PREFERRED: usize = 9;
 
@@ -102,9 +109,27 @@ fn rows(model: &Model) -> Vec<RowFacts<'_>> {
         model.ledger().checkpoint_steps(model.ui.lane).into_iter().collect();
     let row = |id: RequestId| {
         let request = model.ledger().request(id)?;
-        Some(RowFacts { request, step: steps.get(&id).copied() })
+        Some(RowFacts { request, step: steps.get(&id).copied(), cycles: cycles(model, request) })
     };
     visible_requests(model).into_iter().filter_map(row).collect()
+}
+
+/// `2.88/1.51`
+fn cycles(model: &Model, request: &RequestFacts) -> Option<String> {
+    let figures = Figures::of(model, request);
+    if figures.failure().is_some() {
+        return Some("AUDIT".to_owned());
+    }
+    let cost = figures.cost().map_or_else(|| UNKNOWN.to_owned(), |cost| format!("{cost:.2}"));
+    Some(format!("{:.2}/{cost}", figures.tokens_per_cycle()?))
+}
+
+/// The columns that fit `room`, most important first; that of cycles only where there are some.
+fn columns(rows: &[RowFacts<'_>], widths: &[usize], room: usize) -> Vec<usize> {
+    let drafted = rows.iter().any(|row| row.cycles.is_some());
+    let wanted: Vec<usize> =
+        IMPORTANCE.into_iter().filter(|index| drafted || COLUMNS[*index].header != CYCLES).collect();
+    fitting(widths, &wanted, room)
 }
 
 fn column_widths(rows: &[RowFacts<'_>]) -> [usize; COLUMNS.len()] {
@@ -122,7 +147,7 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     let rows = rows(model);
     let mut widths = column_widths(&rows);
     widths[0] = widths[0].max(next_number(model).len());
-    let columns = fitting(&widths, &IMPORTANCE, usize::from(area.width).saturating_sub(1));
+    let columns = columns(&rows, &widths, usize::from(area.width).saturating_sub(1));
     let header: Vec<Span<'_>> =
         columns.iter().map(|i| cell(canvas, *i, &widths, COLUMNS[*i].header, Tone::Dim)).collect();
     canvas.line(area, 0, &Line::from([vec![Span::raw(" ")], header].concat()));
@@ -170,6 +195,7 @@ fn draw_row(
             "#" | "Δckpt" if row.request.is_side() => Tone::Dim,
             "#" => Tone::Lane(row.request.lane),
             "Δckpt" if cliff => Tone::Warn,
+            CYCLES if row.cycles.as_deref() == Some("AUDIT") => Tone::Warn,
             "why" if cliff || failed || is_loss(row) => Tone::Warn,
             "ckpt" => Tone::Strong,
             "name" | "fresh" | "out" => Tone::Dim,
@@ -226,11 +252,10 @@ mod tests {
     #[test]
     fn narrow_panes_keep_what_matters_most() {
         let widths = column_widths(&[]);
-        let headers = |room| -> Vec<_> {
-            fitting(&widths, &IMPORTANCE, room).into_iter().map(|i| COLUMNS[i].header).collect()
-        };
+        let headers =
+            |room| -> Vec<_> { columns(&[], &widths, room).into_iter().map(|i| COLUMNS[i].header).collect() };
         assert_eq!(headers(26), ["#", "ckpt", "Δckpt", "suffix", "why"]);
         assert_eq!(headers(0), Vec::<&str>::new());
-        assert_eq!(headers(200).len(), COLUMNS.len());
+        assert_eq!(headers(200).len(), COLUMNS.len() - 1, "nothing was drafted");
     }
 }

@@ -339,9 +339,9 @@ fn the_curve_is_asked_for_and_called_off() {
 #[test]
 fn the_verdict_is_whether_a_cycle_gives_more_than_it_costs() {
     let text = told(PLAIN).text(120, 40);
-    assert!(text.contains("WINS      2.88 tokens per cycle > 1.51 dense steps"), "{text}");
+    assert!(text.contains("WINS  2.88 tokens per cycle > 1.51 dense steps: 1.64x predicted"), "{text}");
     let text = told(Told { script: LOSING, ..PLAIN }).text(120, 40);
-    assert!(text.contains("LOSES     1.20 tokens per cycle < 1.86 dense steps"), "{text}");
+    assert!(text.contains("LOSES  1.20 tokens per cycle < 1.86 dense steps: 0.6"), "{text}");
 }
 
 #[test]
@@ -460,4 +460,55 @@ fn every_size_draws_the_verify_view() {
             bench.frame(width, height);
         }
     }
+}
+
+/// What the winning script accepts of the reply, line ends left out.
+fn accepted_text() -> String {
+    let (pieces, mut at, mut out) = (pieces(), 1, String::new());
+    for (depth, drafted, accepted) in WINNING {
+        let (accepted, tokens) = if *depth == PARK { (0, *drafted) } else { (*accepted, accepted + 1) };
+        out.extend(pieces[at..at + accepted as usize].iter().map(|piece| piece.replace('\n', "")));
+        at += tokens as usize;
+    }
+    out
+}
+
+#[test]
+fn the_transcript_marks_accepted_drafts_by_more_than_colour() {
+    for theme in [super::ANSI, MONO_ASCII] {
+        let mut bench = told(PLAIN);
+        bench.theme = theme;
+        bench.press('4');
+        let frame = bench.frame(160, 48);
+        let marked: String = frame
+            .content
+            .chunks(160)
+            .skip_while(|row| !row.iter().map(|cell| cell.symbol()).collect::<String>().contains("asst"))
+            .flatten()
+            .filter(|cell| cell.modifier.contains(ratatui::style::Modifier::UNDERLINED))
+            .map(|cell| cell.symbol())
+            .collect();
+        assert_eq!(marked, accepted_text());
+        assert!(bench.text(160, 48).contains("accepted drafts underlined"));
+    }
+    let mut bench = Bench::live(begun().events());
+    bench.press('4');
+    assert!(!bench.text(160, 48).contains("underlined"));
+}
+
+#[test]
+fn session_and_request_say_how_a_reply_was_decoded() {
+    let mut bench = told(PLAIN);
+    bench.write("1z");
+    let text = bench.text(160, 48);
+    assert!(text.contains("gives/costs") && text.contains("2.88/1.51"), "{text}");
+    bench.write("z3");
+    let text = bench.text(160, 48);
+    assert!(
+        text.contains("decode     ngram ≤4 adaptive  2.88 tokens per cycle for 1.51 dense steps"),
+        "{text}"
+    );
+    assert!(text.contains("priming 4.0ms in ttft"), "{text}");
+    let mut bench = Bench::live(begun().events());
+    assert!(!bench.text(160, 48).contains("gives/costs"), "nothing was drafted");
 }

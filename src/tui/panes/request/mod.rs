@@ -1,6 +1,7 @@
 //! One request: how much of its prompt was reusable and what became of the rest. Bar, segments and blocks share one scale
 //! from the first prompt token to the last, so the block that is responsible stands under the tokens it cost.
 
+mod decode;
 mod rack;
 mod scale;
 mod sparse;
@@ -115,6 +116,7 @@ impl Drawing<'_> {
         let sparse = words(self.sparse(canvas, width));
         let certain = 1 + usize::from(self.request.fell_back.is_some());
         sections.push(Section::new(0, sparse).at_least(certain, 3));
+        sections.push(Section::new(1, words(self.decode(canvas, width))).at_least(1, 7));
         sections.push(Section::new(1, words(self.timing(canvas, width))).at_least(1, 7));
         sections.extend(self.memory(canvas, width));
         if has_segments {

@@ -3,9 +3,11 @@
 //! Wrapped lines are kept between frames and only the visible ones are touched, so a long transcript scrolls as fast as a
 //! short one; of a growing reply, only what follows its last line feed is wrapped again.
 
+mod accepted;
 mod kept;
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use ratatui::layout::Rect;
 use ratatui::text::Line;
@@ -17,6 +19,7 @@ use crate::tui::app::{Model, Page, Pane};
 use crate::tui::text::{self, count, sanitise, wrap_line};
 use crate::tui::theme::Tone;
 use crate::tui::view::Canvas;
+use accepted::{accepted_bytes, marked_lines};
 use kept::KeptTexts;
 
 /// Columns of the role markers.
@@ -100,6 +103,12 @@ impl WrapCache {
         let wrapped = self.texts.entry(key).or_default();
         self.bytes_wrapped += wrapped.update(text, is_final, self.columns);
         wrapped.lines.len()
+    }
+
+    /// The marked stretches of each line of a text that was wrapped.
+    fn marks(&self, key: (RequestId, Part), text: &str, marks: &[Range<usize>]) -> Vec<Vec<Range<usize>>> {
+        let Some(wrapped) = self.texts.get(&key).filter(|_| !marks.is_empty()) else { return Vec::new() };
+        marked_lines(text, marks, wrapped.lines.iter().map(|line| &**line))
     }
 
     fn line(&mut self, key: (RequestId, Part), index: usize) -> &str {
@@ -203,8 +212,17 @@ fn draw_window(
             canvas.layout.turns.push((stretch.request.id, first));
         }
         let end = first + stretch.lines;
-        for line in first.max(top)..end.min(top + height) {
-            draw_line(canvas, area, line - top, stretch, kept, line - first);
+        let visible = first.max(top)..end.min(top + height);
+        let marks = match stretch.kind {
+            Kind::Text(Part::Reply, _) if !visible.is_empty() => {
+                let (request, accepted) = (stretch.request, accepted_bytes(stretch.request));
+                canvas.wrapped.marks((request.id, Part::Reply), &request.text, &accepted)
+            }
+            _ => Vec::new(),
+        };
+        for line in visible {
+            let marks = marks.get(line - first).map_or(&[][..], Vec::as_slice);
+            draw_line(canvas, area, line - top, stretch, kept, (line - first, marks));
         }
         first = end;
     }
@@ -216,7 +234,7 @@ fn draw_line(
     row: usize,
     stretch: &Stretch<'_>,
     kept: Option<&KeptTexts<'_>>,
-    index: usize,
+    (index, marks): (usize, &[Range<usize>]),
 ) {
     let request = stretch.request;
     let (part, segment) = match stretch.kind {
@@ -253,8 +271,15 @@ fn draw_line(
     let mut spans = vec![
         canvas.span(text::left(&marker, GUTTER - 1), Tone::Segment(segment)),
         canvas.span(rail, rail_tone),
-        canvas.span(line, tone),
     ];
+    let mut drawn = 0;
+    for mark in marks {
+        let plain = line.get(drawn..mark.start).unwrap_or_default().to_owned();
+        let marked = line.get(mark.clone()).unwrap_or_default().to_owned();
+        spans.extend([canvas.span(plain, tone), canvas.span(marked, Tone::Accepted)]);
+        drawn = mark.end;
+    }
+    spans.push(canvas.span(line.get(drawn..).unwrap_or_default().to_owned(), tone));
     if writing {
         spans.push(canvas.span("▌", Tone::Key));
     }

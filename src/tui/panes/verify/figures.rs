@@ -81,7 +81,7 @@ impl<'a> Figures<'a> {
         per_token(self.request).map(|nanos| Nanos(nanos as u64))
     }
 
-    pub(super) fn accepted(&self) -> u64 {
+    pub(in crate::tui) fn accepted(&self) -> u64 {
         self.cycles().iter().map(|cycle| u64::from(cycle.accepted)).sum()
     }
 
@@ -112,7 +112,7 @@ impl<'a> Figures<'a> {
     }
 
     /// `(accepted + cycles) / output_tokens`, of the reply as far as it has come.
-    pub(super) fn share(&self) -> Option<f64> {
+    pub(in crate::tui) fn share(&self) -> Option<f64> {
         let tokens = self.request.output_tokens.unwrap_or(self.request.tokens.len() as u64);
         let given = self.accepted().saturating_add(self.cycles().len() as u64);
         (tokens > 0 && given > 0).then(|| (given as f64 / tokens as f64).min(1.0))

@@ -4,7 +4,7 @@ use ratatui::text::Line;
 
 use super::cycles::{PARTS, parts};
 use super::figures::DenseSource;
-use super::{Group, NAMES, Verify, figure, flow, times};
+use super::{Group, Verify, figure, flow, times};
 use crate::event::Nanos;
 use crate::tui::speculation::{measures_curve, one_line};
 use crate::tui::text::{self, UNKNOWN, duration, thousands};
@@ -46,31 +46,26 @@ impl Verify<'_> {
             Some((gives, cost)) if gives < cost => "<",
             _ => "vs",
         };
-        let mut groups: Vec<Group> = vec![vec![
-            canvas.span(format!("{} ", figure(gives, true)), Tone::Strong),
-            canvas.span("tokens per cycle ", Tone::Text),
+        let (per_cycle, steps) =
+            if width < 90 { ("tok/cycle", "steps") } else { ("tokens per cycle", "dense steps") };
+        let mut spans = vec![
+            canvas.span(format!(" {word}  "), tone),
+            canvas.span(figure(gives, true), Tone::Strong),
+            canvas.span(format!(" {per_cycle} "), Tone::Text),
             canvas.span(sign, tone),
-            canvas.span(format!(" {} ", figure(cost, true)), Tone::Strong),
-            canvas.span("dense steps  ", Tone::Text),
-        ]];
-        groups.push(vec![
+            canvas.span(format!(" {}", figure(cost, true)), Tone::Strong),
+            canvas.span(format!(" {steps}: "), Tone::Text),
             canvas.span(times(figures.predicted()), tone),
-            canvas.span(" predicted  ", Tone::Dim),
-        ]);
-        if let Some((measured, against)) = figures.measured() {
-            groups.push(vec![
-                canvas.span(times(Some(measured)), Tone::Strong),
-                canvas.span(format!(" measured against turn {against}  "), Tone::Dim),
-            ]);
-        } else {
-            groups.push(vec![canvas.span(UNKNOWN, Tone::Dim), canvas.span(" measured  ", Tone::Dim)]);
+            canvas.span(" predicted, ", Tone::Dim),
+        ];
+        match figures.measured() {
+            Some((measured, against)) => {
+                spans.push(canvas.span(times(Some(measured)), Tone::Strong));
+                spans.push(canvas.span(format!(" measured (turn {against})"), Tone::Dim));
+            }
+            None => spans.push(canvas.span(format!("{UNKNOWN} measured"), Tone::Dim)),
         }
-        let mut lines = flow(canvas, word, groups, width);
-        if let Some(Line { spans, .. }) = lines.first_mut()
-            && let Some(first) = spans.first_mut()
-        {
-            *first = canvas.span(text::left(&format!(" {word}"), NAMES), tone);
-        }
+        let mut lines = vec![Line::from(spans)];
         lines.extend(self.ground(canvas, width));
         lines
     }
