@@ -37,6 +37,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     ),
     ("escarp compare --device sim --session steady --repeat 3 --json", "medians over three runs, as JSON"),
     (
+        "escarp compare --session steady --lane ngram --lane mtp-2",
+        "what drafting wins over dense decoding: adaptive, and at depth 2",
+    ),
+    (
         "escarp compare --lane every:cache.snapshot_policy=every --record run.jsonl",
         "recordings run.dense.jsonl and run.every.jsonl",
     ),
@@ -49,7 +53,8 @@ const COLUMNS: usize = 80;
 #[derive(Debug, clap::Args)]
 #[command(after_help = examples(EXAMPLES))]
 pub(super) struct Options {
-    /// A lane: `dense`, `sparse`, or `NAME:key=value,key=value`; may be repeated, for two to four lanes [default: dense and sparse]
+    /// A lane: `dense`, `sparse`; a drafter, adaptive (`ngram`, `mtp`, `draft`) or at a fixed depth (`mtp-2`), or `none`; or
+    /// `NAME:key=value,key=value`. May be repeated, for two to four lanes [default: dense and sparse]
     #[arg(long = "lane", value_name = "NAME[:KEY=VALUE,…]")]
     lanes: Vec<LaneSpec>,
     /// Compare without a dense lane: the first lane stands in for it

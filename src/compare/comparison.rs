@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::kept::SegmentKept;
-use super::lane::DENSE;
+use super::lane;
 use super::lockstep::News;
 use super::reply::{Closeness, ReplyDifference};
 use super::spread::Spread;
@@ -104,9 +104,9 @@ impl Comparison {
         self.repeats.last()?.ledgers.get(lane)
     }
 
-    /// Place of the lane that the others are compared with: the dense one, or the first.
+    /// Place of the lane that the others are compared with: the dense one, else the one without a drafter, else the first.
     pub fn base(&self) -> usize {
-        self.names.iter().position(|name| name == DENSE).unwrap_or(0)
+        lane::base(&self.names)
     }
 
     /// Places of the lanes that are compared with [`Comparison::base`].

@@ -2,11 +2,13 @@
 
 use std::str::FromStr;
 
-use crate::config::{Config, ConfigError, Override};
+use crate::config::{Config, ConfigError, ControllerKind, DrafterKind, Override, SpeculationConfig};
 use crate::report::counted;
 
-/// The lane that computes every suffix densely: what the others are compared with.
+/// The lane that computes every suffix densely and drafts nothing: what the others are compared with.
 pub const DENSE: &str = "dense";
+/// The lane that drafts nothing, and is otherwise as configured. Where there is no dense lane, the others are compared with it.
+pub const NONE: &str = "none";
 /// The lane that computes long suffixes sparsely.
 pub const SPARSE: &str = "sparse";
 /// How many lanes there can be.
@@ -22,6 +24,14 @@ pub struct LaneSpec {
     pub name: String,
     /// What is set in it, over everything else that is set.
     pub overrides: Vec<Override>,
+    /// Whether its drafter is its own: then transports have no say in it.
+    drafts_by_itself: bool,
+}
+
+/// The lane that the others are compared with: the dense one, else the one without a drafter, else the first.
+pub(super) fn base(names: &[String]) -> usize {
+    let place = |name: &str| names.iter().position(|other| other == name);
+    place(DENSE).or_else(|| place(NONE)).unwrap_or(0)
 }
 
 /// Why there cannot be such a lane, or such lanes.
@@ -45,12 +55,25 @@ impl BadLane {
 impl LaneSpec {
     /// The dense lane.
     pub fn dense() -> LaneSpec {
-        LaneSpec { name: DENSE.to_owned(), overrides: preset(DENSE) }
+        LaneSpec::named(DENSE)
     }
 
     /// The sparse lane, with the knobs of the configuration.
     pub fn sparse() -> LaneSpec {
-        LaneSpec { name: SPARSE.to_owned(), overrides: preset(SPARSE) }
+        LaneSpec::named(SPARSE)
+    }
+
+    /// The lane of a drafter: at a fixed depth, or adaptive where there is none.
+    pub fn drafting(drafter: DrafterKind, depth: Option<u32>) -> LaneSpec {
+        match depth {
+            Some(depth) => LaneSpec::named(&format!("{}-{depth}", drafter.word())),
+            None => LaneSpec::named(drafter.word()),
+        }
+    }
+
+    fn named(name: &str) -> LaneSpec {
+        let drafts_by_itself = name == DENSE || Drafting::of(name).is_some();
+        LaneSpec { name: name.to_owned(), overrides: preset(name), drafts_by_itself }
     }
 
     /// Whether this is the lane that the others are compared with.
@@ -64,18 +87,73 @@ impl LaneSpec {
             dir.push(&self.name);
         }
         config.replay.tell_logits = true;
+        if self.drafts_by_itself {
+            config.policy.forget_speculation();
+        }
         config
+    }
+}
+
+/// What a lane's name says of its drafter: `ngram`, `mtp-2`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Drafting {
+    drafter: DrafterKind,
+    /// The fixed depth, as far as it is one; `None` where the controller chooses.
+    depth: Option<u32>,
+}
+
+impl Drafting {
+    fn of(name: &str) -> Option<Drafting> {
+        let (word, depth) = match name.split_once('-') {
+            // A sign or a leading zero would make two names of one lane.
+            Some((word, digits))
+                if digits.bytes().all(|c| c.is_ascii_digit()) && !digits.starts_with('0') =>
+            {
+                (word, Some(digits.parse().ok()?))
+            }
+            Some(_) => return None,
+            None => (name, None),
+        };
+        let drafter = DrafterKind::parse(word)?;
+        (drafter != DrafterKind::None || depth.is_none()).then_some(Drafting { drafter, depth })
     }
 }
 
 /// What a name sets by itself.
 fn preset(name: &str) -> Vec<Override> {
-    let set = |key: &str, on: bool| Override::new(&format!("--lane {name}"), key, on);
+    let option = format!("--lane {name}");
+    let set = |key: &str, on: bool| Override::new(&option, key, on);
+    let word = |key: &str, word: &str| Override::new(&option, key, word);
+    let no_drafter = || word("speculation.drafter", DrafterKind::None.word());
     match name {
-        DENSE => vec![set("specprefill.enabled", false)],
+        DENSE => vec![set("specprefill.enabled", false), no_drafter()],
+        NONE => vec![no_drafter()],
         // Of a transport whose default is off, too: the lane is there to see what it would cost.
         SPARSE => vec![set("specprefill.enabled", true), set("policy.agent.enabled", true)],
-        _ => Vec::new(),
+        _ => match Drafting::of(name) {
+            Some(Drafting { drafter, depth }) => {
+                let controller = match depth {
+                    Some(_) => ControllerKind::Fixed,
+                    None => ControllerKind::Adaptive,
+                };
+                let mut settings = vec![
+                    word("speculation.drafter", drafter.word()),
+                    word("speculation.controller", controller.word()),
+                ];
+                settings.extend(depth.map(|n| Override::new(&option, "speculation.depth", i64::from(n))));
+                settings
+            }
+            None => Vec::new(),
+        },
+    }
+}
+
+/// Why a lane stays what the others are compared with, where `key` would make another of it.
+fn kept_as_it_is(name: &str, key: &str) -> Option<&'static str> {
+    match (name, key) {
+        (DENSE, "specprefill.enabled") => Some("stays dense"),
+        (DENSE | NONE, "speculation.drafter") => Some("has no drafter"),
+        _ => None,
     }
 }
 
@@ -108,12 +186,25 @@ impl FromStr for LaneSpec {
             let remedy = format!("a name is 1 to {LONGEST_NAME} letters, digits, `-` and `_`");
             return Err(BadLane::new(text, format!("`{name}` is no name for a lane"), remedy));
         }
-        let mut overrides = preset(name);
+        let mut lane = LaneSpec::named(name);
+        let overrides = &mut lane.overrides;
+        let depths = 1..=SpeculationConfig::MAX_DEPTH;
+        if let Some(Drafting { drafter, depth: Some(depth) }) = Drafting::of(name)
+            && !depths.contains(&depth)
+        {
+            return Err(BadLane::new(
+                text,
+                format!("no cycle drafts {depth} tokens"),
+                format!("write `{0}-{1}` to `{0}-{2}`", drafter.word(), depths.start(), depths.end()),
+            ));
+        }
         if rest.is_none() && overrides.is_empty() {
             return Err(BadLane::new(
                 text,
                 "nothing distinguishes it",
-                format!("write `{name}:key=value`, or `{DENSE}` or `{SPARSE}`"),
+                format!(
+                    "write `{name}:key=value`, or one of `{DENSE}`, `{SPARSE}`, `{NONE}`, `ngram`, `mtp`, `draft`; `mtp-2` drafts 2 tokens a cycle"
+                ),
             ));
         }
         let origin = format!("--lane {text}");
@@ -125,20 +216,21 @@ impl FromStr for LaneSpec {
                     "write `NAME:section.key=value`, further ones behind a comma",
                 )
             })?;
-            if name == DENSE && set.key() == "specprefill.enabled" {
+            if let Some(how) = kept_as_it_is(name, set.key()) {
                 return Err(BadLane::new(
                     text,
-                    format!("the lane `{DENSE}` is what the others are compared with, and stays dense"),
+                    format!("the lane `{name}` is what the others are compared with, and {how}"),
                     "give the lane another name",
                 ));
             }
             overrides.push(set);
         }
-        Ok(LaneSpec { name: name.to_owned(), overrides })
+        Ok(lane)
     }
 }
 
-/// The lanes that are run when these are asked for: dense and sparse where none are, and the dense one first unless it is not wanted.
+/// The lanes that are run when these are asked for: dense and sparse where none are, and first the one that the others are compared with, unless it is not
+/// wanted. That is the dense one, or `none` where it is asked for and the dense one is not.
 pub fn lanes(asked: &[LaneSpec], without_dense: bool) -> Result<Vec<LaneSpec>, BadLane> {
     let mut lanes = match asked {
         [] => vec![LaneSpec::sparse()],
@@ -149,11 +241,17 @@ pub fn lanes(asked: &[LaneSpec], without_dense: bool) -> Result<Vec<LaneSpec>, B
             return Err(BadLane::new(&lane.name, "there are two lanes of this name", "give each its own"));
         }
     }
-    match (lanes.iter().position(LaneSpec::is_dense), without_dense) {
-        (None, false) => lanes.insert(0, LaneSpec::dense()),
+    let place = |name: &str| lanes.iter().position(|lane| lane.name == name);
+    let (dense, without_drafter) = (place(DENSE), place(NONE));
+    match (dense, without_dense) {
+        (None, false) if without_drafter.is_none() => lanes.insert(0, LaneSpec::dense()),
         (Some(place), false) => lanes[..=place].rotate_right(1),
         (Some(place), true) => drop(lanes.remove(place)),
-        (None, true) => {}
+        (None, _) => {
+            if let Some(place) = without_drafter {
+                lanes[..=place].rotate_right(1);
+            }
+        }
     }
     if !LANES.contains(&lanes.len()) {
         let names: Vec<&str> = lanes.iter().map(|lane| lane.name.as_str()).collect();
@@ -206,6 +304,12 @@ mod tests {
             ("other", "nothing distinguishes it"),
             ("a:keep", "there is no `=`"),
             ("dense:specprefill.enabled=true", "stays dense"),
+            ("dense:speculation.drafter=mtp", "has no drafter"),
+            ("none:speculation.drafter=mtp", "has no drafter"),
+            ("mtp-17", "no cycle drafts 17 tokens; write `mtp-1` to `mtp-16`"),
+            ("ngram-0", "nothing distinguishes it"),
+            ("ngram-+2", "is no name"),
+            ("none-2", "nothing distinguishes it"),
         ] {
             let error = parse(text).unwrap_err().to_string();
             assert!(error.contains(problem), "{text}: {error}");
@@ -223,6 +327,52 @@ mod tests {
             assert!(enabled(LaneSpec::sparse(), transport), "{transport:?}");
             assert!(!enabled(LaneSpec::dense(), transport), "{transport:?}");
         }
+    }
+
+    #[test]
+    fn a_drafters_name_is_a_lane_at_a_depth_or_adaptive() {
+        let says = |text: &str| {
+            let says = config(&parse(text).unwrap()).speculation.says();
+            (says.drafter.map(DrafterKind::word), says.depth, says.controller.map(ControllerKind::word))
+        };
+        assert_eq!(says("ngram"), (Some("ngram"), None, Some("adaptive")));
+        assert_eq!(says("mtp-2"), (Some("mtp"), Some(2), Some("fixed")));
+        assert_eq!(says("draft-16"), (Some("draft"), Some(16), Some("fixed")));
+        assert_eq!(says("none"), (Some("none"), None, None));
+        assert_eq!(says("dense"), (Some("none"), None, None));
+        assert_eq!(says("ngram:speculation.depth=8"), (Some("ngram"), Some(8), Some("adaptive")));
+        assert_eq!(LaneSpec::drafting(DrafterKind::Mtp, Some(2)), parse("mtp-2").unwrap());
+    }
+
+    #[test]
+    fn a_drafters_lane_has_its_drafter_whatever_the_transport_is() {
+        let settings = ["policy.agent.drafter=draft", "policy.agent.depth=2", "policy.agent.keep=0.5"];
+        let settings: Vec<_> = settings.iter().map(|text| Override::parse(text).unwrap()).collect();
+        for (text, drafter) in
+            [("mtp", DrafterKind::Mtp), ("dense", DrafterKind::None), ("none", DrafterKind::None)]
+        {
+            let lane = parse(text).unwrap();
+            let all = [settings.clone(), lane.overrides.clone()].concat();
+            let config = lane.finish(crate::config::load(None, &all).unwrap());
+            let nothing = crate::config::SpeculationOverride::default();
+            let settings = crate::decode::settings::resolve(&config, Some("agent"), nothing, nothing);
+            assert_eq!((settings.drafter.value, settings.depth.value), (drafter, 4), "{text}");
+            assert_eq!(config.policy.get("agent").unwrap().keep, Some(0.5));
+        }
+    }
+
+    #[test]
+    fn a_lane_without_drafter_stands_in_for_the_dense_one() {
+        let names = |asked: &[&str], without: bool| {
+            let asked: Vec<_> = asked.iter().map(|text| parse(text).unwrap()).collect();
+            let lanes = lanes(&asked, without).unwrap();
+            lanes.into_iter().map(|lane| lane.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&["ngram", "none", "mtp", "draft"], false), ["none", "ngram", "mtp", "draft"]);
+        assert_eq!(names(&["ngram", "none"], true), ["none", "ngram"]);
+        assert_eq!(names(&["ngram", "none", "dense"], false), ["dense", "ngram", "none"]);
+        let place = |names: &[&str]| base(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+        assert_eq!((place(&["a", "dense", "none"]), place(&["a", "none"]), place(&["a", "b"])), (1, 1, 0));
     }
 
     #[test]

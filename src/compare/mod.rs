@@ -17,7 +17,7 @@ mod verdict;
 
 pub use comparison::Comparison;
 pub use kept::SegmentKept;
-pub use lane::{BadLane, DENSE, LANES, LaneSpec, SPARSE, lanes};
+pub use lane::{BadLane, DENSE, LANES, LaneSpec, NONE, SPARSE, lanes};
 pub use lockstep::{LaneSetup, Lockstep, News, To};
 pub use reply::{Closeness, ReplyDifference};
 pub use row::CompareRow;

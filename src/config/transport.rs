@@ -90,6 +90,13 @@ impl Transports {
         Transports(given.map(|(name, policy)| (name.to_owned(), policy)).into())
     }
 
+    /// Has no transport say anything of speculative decoding.
+    pub fn forget_speculation(&mut self) {
+        for policy in self.0.values_mut() {
+            *policy = TransportPolicy::of(policy.specprefill(), SpeculationOverride::default());
+        }
+    }
+
     /// The names, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
