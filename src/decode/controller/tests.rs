@@ -1,6 +1,5 @@
 //! Tests of the controller in a simulated decode: stationary and changing acceptance, several cost curves, noisy times.
 
-
 use super::*;
 
 /// What forwards of 1, 2, 3, … tokens cost in dense steps on the bundled model at a short context, its cost beyond 5 drawn on.
