@@ -78,6 +78,7 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
     not_negative("sim.prefill_us_per_token", sim.prefill_us_per_token)?;
     not_negative("sim.prefill_us_per_token_per_kilotoken", sim.prefill_us_per_token_per_kilotoken)?;
     not_negative("sim.decode_us_per_token", sim.decode_us_per_token)?;
+    not_negative("sim.verify_us_per_token", sim.verify_us_per_token)?;
     not_negative("sim.forward_us", sim.forward_us)?;
     not_negative("sim.restore_us_per_kilotoken", sim.restore_us_per_kilotoken)?;
     whole("sim.state_bytes_per_token", sim.state_bytes_per_token, 1, 1 << 24)?;
@@ -85,6 +86,9 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
     not_negative("sim.scorer_us_per_token", sim.scorer_us_per_token)?;
     not_negative("sim.scorer_decode_us_per_token", sim.scorer_decode_us_per_token)?;
     whole("sim.scorer_state_bytes_per_token", sim.scorer_state_bytes_per_token, 1, 1 << 24)?;
+    let acceptance = sim.acceptance;
+    require((0.0..=1.0).contains(&acceptance), "sim.acceptance", acceptance, "a number from 0 to 1")?;
+    not_negative("sim.head_us_per_token", sim.head_us_per_token)?;
     check_mlx(mlx)?;
     whole("ui.max_fps", ui.max_fps as usize, 1, 60)?;
     check_ram(config)

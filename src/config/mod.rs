@@ -302,6 +302,8 @@ pub struct SimConfig {
     pub prefill_us_per_token_per_kilotoken: f64,
     /// Decode time of one token at depth 0, microseconds.
     pub decode_us_per_token: f64,
+    /// What each further token of a verify forward costs, microseconds: one of 2 to 64 tokens whose logits are all asked for.
+    pub verify_us_per_token: f64,
     /// Fixed time of one forward, microseconds.
     pub forward_us: f64,
     /// Time to restore a thousand tokens, microseconds.
@@ -319,6 +321,10 @@ pub struct SimConfig {
     /// Bytes of state a token has on the pseudo-scorer; `"12KiB"` in a file.
     #[serde(deserialize_with = "bytes::deserialize")]
     pub scorer_state_bytes_per_token: usize,
+    /// How often a drafter agrees with the pseudo-model on the next token, from 0 to 1: its prediction head, and the pseudo-draft model.
+    pub acceptance: f64,
+    /// Time of the pseudo-model's prediction head for one token, microseconds.
+    pub head_us_per_token: f64,
     /// Changes the pseudo-model's replies.
     pub seed: u64,
 }
@@ -327,12 +333,14 @@ impl Default for SimConfig {
     // Dense prefill of the study's 27B hybrid: 3.83 ms a token at depth 0, +0.033 ms for each thousand tokens of depth; 27.7 ms
     // to restore 12,288 tokens; 64 KiB of key/value state a token. Its scorer, a 0.8B hybrid: 3.6 s for a window of 24,954 tokens, and
     // 12 KiB a token (Oliver Yu, EXP-003, CC BY 4.0; derived). The scorer's decode is nowhere told: it is to the target's as their prefills.
+    // A dense step of 39.2 ms and a cycle of 53.7 ms at a mean depth of 1.9 (EXP-002; derived) leave about 6.5 ms a token verified, and the head's own.
     fn default() -> SimConfig {
         SimConfig {
             context_tokens: 131_072,
             prefill_us_per_token: 3_830.0,
             prefill_us_per_token_per_kilotoken: 33.0,
             decode_us_per_token: 40_000.0,
+            verify_us_per_token: 6_500.0,
             forward_us: 500.0,
             restore_us_per_kilotoken: 2_254.0,
             state_bytes_per_token: 64 << 10,
@@ -340,6 +348,8 @@ impl Default for SimConfig {
             scorer_us_per_token: 144.0,
             scorer_decode_us_per_token: 1_500.0,
             scorer_state_bytes_per_token: 12 << 10,
+            acceptance: 0.8,
+            head_us_per_token: 430.0,
             seed: 0,
         }
     }

@@ -8,6 +8,7 @@
 #[cfg(test)]
 pub(crate) mod conformance;
 pub mod cpu;
+pub(crate) mod head_pages;
 pub mod identity;
 #[cfg(any(feature = "mlx", target_os = "macos"))]
 pub mod mlx;
@@ -259,6 +260,15 @@ pub struct HeadSpan<'a> {
     pub hidden: &'a [f32],
     /// Whether the logits of what follows the last token are wanted, and the head's own hidden state there.
     pub predict: bool,
+}
+
+impl<'a> HeadSpan<'a> {
+    /// The places it writes, as a span of the model itself.
+    pub(crate) fn span(&self) -> Span<'a> {
+        let HeadSpan { pages, start, tokens, positions, predict, .. } = *self;
+        let logits = if predict { LogitRows::Last } else { LogitRows::None };
+        Span { pages, start, tokens, positions, capture: 0, state: None, logits, hidden: false }
+    }
 }
 
 /// What the prediction head made of its spans.

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use crate::config::{Config, DrafterKind};
 use crate::device::ops::Device;
+use crate::device::sim::Sim;
 use crate::device::{DeviceError, Executor};
 
 use super::bundled::{DRAFT, TARGET};
@@ -35,7 +36,9 @@ pub fn wants_draft(config: &Config) -> bool {
 }
 
 fn wants(config: &Config, drafter: DrafterKind) -> bool {
-    config.speculation.drafter == Some(drafter)
+    let of_transports = config.policy.names().filter_map(|name| config.policy.get(name));
+    let of_transports = of_transports.map(|policy| policy.speculation().drafter);
+    of_transports.chain([config.speculation.drafter]).any(|asked| asked == Some(drafter))
 }
 
 /// The draft model's files, and the key that chose them.
@@ -46,6 +49,15 @@ fn choice(config: &Config) -> Result<(&Path, &'static str), ModelError> {
         (None, Some(target)) if target == Path::new(TARGET) => Ok((Path::new(DRAFT), DRAFTER)),
         (None, Some(_)) => Err(ModelError::NoDraft),
     }
+}
+
+/// The draft model of the pseudo-model. It needs no files.
+pub(super) fn pseudo(config: &Config) -> Option<LoadedDraft> {
+    let page_tokens = config.cache.block_tokens_for(config.sim.snapshot_bytes > 0);
+    wants_draft(config).then(|| LoadedDraft {
+        executor: Box::new(Sim::draft(&config.sim, page_tokens)),
+        name: "pseudo-draft".to_owned(),
+    })
 }
 
 /// Loads the draft model onto a device of its own, where one is wanted.

@@ -13,7 +13,6 @@ mod drafter;
 mod file;
 mod folder;
 mod gguf;
-mod head_pages;
 mod inspect;
 mod resident;
 mod safetensors;
@@ -139,15 +138,15 @@ pub struct Loaded {
 /// [`text::TextCodec::bytes_only`].
 pub fn load(config: &Config) -> Result<Loaded, ModelError> {
     match config.model.device.kind() {
-        DeviceKind::Sim => Ok(Loaded {
-            executor: Box::new(Sim::new(
-                &config.sim,
-                config.cache.block_tokens_for(config.sim.snapshot_bytes > 0),
-            )),
-            text: text::TextCodec::synthetic(Sim::VOCAB as u32),
-            scorer: scorer::pseudo(config)?,
-            draft: None,
-        }),
+        DeviceKind::Sim => {
+            let sim = Sim::new(&config.sim, config.cache.block_tokens_for(config.sim.snapshot_bytes > 0));
+            Ok(Loaded {
+                executor: Box::new(if wants_head(config) { sim.with_head() } else { sim }),
+                text: text::TextCodec::synthetic(Sim::VOCAB as u32),
+                scorer: scorer::pseudo(config)?,
+                draft: drafter::pseudo(config),
+            })
+        }
         DeviceKind::Cpu => {
             let precision = config.model.precision.on_cpu();
             load_onto(config, || {

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use crate::device::head_pages::HeadPages;
 use crate::device::ops::{AttentionShape, Device, Keys};
 use crate::device::slots::SlotTable;
 use crate::device::{
@@ -13,7 +14,6 @@ use crate::event::Nanos;
 
 use super::ModelError;
 use super::decoder::{Decoder, HeadOutput, ModelState, Output};
-use super::head_pages::HeadPages;
 use super::shape::ModelShape;
 use super::tensor::Checkpoint;
 use super::work::Work;
@@ -321,7 +321,9 @@ where
         }
         let began = Instant::now();
         let outcome = self.compute_head(spans);
-        self.head.iter_mut().for_each(|head| head.wrote(spans, outcome.is_err()));
+        if let Some(head) = &mut self.head {
+            spans.iter().for_each(|span| head.wrote(span, outcome.is_err()));
+        }
         match outcome {
             Ok(HeadOutput { logits, hidden }) => {
                 Ok(Predicted { logits, hidden, compute: Nanos::from(began.elapsed()) })

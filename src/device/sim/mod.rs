@@ -8,20 +8,31 @@
 //! A token's position takes part where it is not its place, so state behind a gap is told from state without. For scoring there is one
 //! pseudo-layer with one head: a query is its token's state, and what it makes of a key is drawn from the two states.
 //!
+//! Its drafters, a prediction head and a draft model, agree with it as often as `sim.acceptance` says (`drafting`).
+//!
 //! With `sim.snapshot_bytes` above zero the pseudo-model is a hybrid: the running state is read from a slot and written to
 //! a slot (`slots`), and pages only have to agree with it.
 
+mod drafting;
 mod scoring;
 mod slots;
 
+use std::ops::RangeInclusive;
+
 use crate::config::SimConfig;
+use crate::device::head_pages::HeadPages;
+use crate::device::slots::MAX_REVOCABLE;
 use crate::device::{
-    DeviceError, Executor, ExecutorFacts, Forward, KeyWeights, LogitRows, PageId, Queries, SlotId, Span,
-    StateFlow,
+    DeviceError, Executor, ExecutorFacts, Forward, HeadSpan, KeyWeights, LogitRows, PageId, Predicted,
+    Queries, SlotId, Span, StateFlow,
 };
 use crate::event::{Identity, Nanos};
+use drafting::{Drafter, HIDDEN, hidden_of, predicted};
 use scoring::{QUERY_COLUMNS, drawn_from_key, drawn_from_query, pseudo_weights, query_of};
 use slots::Slots;
+
+/// Tokens of a forward that verifies drafts, where it asks for all logits.
+const VERIFIED: RangeInclusive<usize> = 2..=MAX_REVOCABLE;
 
 /// Digest of a context: the state of its last position.
 type Digest = [u8; 32];
@@ -31,8 +42,14 @@ type Digest = [u8; 32];
 pub struct Sim {
     config: SimConfig,
     facts: ExecutorFacts,
+    /// The state of an empty context.
+    root: Digest,
+    /// Whose logits it gives where they are not its own.
+    drafts: Option<Drafter>,
     pages: Vec<Box<[Digest]>>,
     slots: Slots,
+    /// Where a prediction head is loaded.
+    head: Option<HeadPages>,
 }
 
 impl Sim {
@@ -42,6 +59,27 @@ impl Sim {
     /// A pseudo-model whose pages hold `page_tokens` tokens.
     pub fn new(config: &SimConfig, page_tokens: usize) -> Sim {
         Sim::named("pseudo-model", "", config, page_tokens)
+    }
+
+    /// The same with a prediction head, which is an attention layer more.
+    pub fn with_head(mut self) -> Sim {
+        let head = HeadPages::new(self.facts.page_tokens, HIDDEN);
+        self.facts.page_bytes += self.facts.page_bytes / self.facts.attention_layers as usize + head.bytes();
+        self.facts.digest =
+            *blake3::Hasher::new_keyed(&self.facts.digest).update(b"head").finalize().as_bytes();
+        self.facts.head_layers = 1;
+        self.facts.hidden = HIDDEN;
+        self.head = Some(head);
+        self
+    }
+
+    /// A smaller pseudo-model that drafts for one of `config`: it knows what that one will say, and agrees with it as often as `config` tells. It
+    /// costs what the scorer does.
+    pub fn draft(config: &SimConfig, page_tokens: usize) -> Sim {
+        let root = Sim::new(config, page_tokens).root;
+        let scorer = Sim::scorer(config, page_tokens);
+        let sim = Sim::named("pseudo-draft", "draft", &scorer.config, page_tokens);
+        Sim { root, drafts: Some(Drafter::Model), ..sim }
     }
 
     /// A smaller pseudo-model that scores for one of `config`: of the same kind, with a cost model of its own.
@@ -116,12 +154,20 @@ impl Sim {
             hidden: 0,
             recurrent_layers: if config.snapshot_bytes > 0 { 48 } else { 0 },
         };
-        Sim { config: config.clone(), facts, pages: Vec::new(), slots: Slots::default() }
+        Sim {
+            config: config.clone(),
+            root: facts.digest,
+            facts,
+            drafts: None,
+            pages: Vec::new(),
+            slots: Slots::default(),
+            head: None,
+        }
     }
 
     /// The state before the span's first token, as its pages hold it.
     fn state_before(&self, span: &Span<'_>) -> Digest {
-        span.start.checked_sub(1).map_or(self.facts.digest, |last| self.state_at(span.pages, last))
+        span.start.checked_sub(1).map_or(self.root, |last| self.state_at(span.pages, last))
     }
 
     fn check(&self, span: &Span<'_>) -> Result<(), DeviceError> {
@@ -136,7 +182,18 @@ impl Sim {
         if let Some(page) = span.pages.iter().find(|page| page.0 as usize >= self.pages.len()) {
             return Err(not_reserved(*page));
         }
+        if span.hidden && self.head.is_none() {
+            return Err(DeviceError::Contract("hidden states are for a prediction head".to_owned()));
+        }
         span.check_positions(self.facts.context_tokens)
+    }
+
+    /// Logits after a context of this state.
+    fn logits(&self, state: Digest, out: &mut Vec<f32>) {
+        match self.drafts {
+            Some(drafter) => drafter.logits(state, self.config.acceptance, out),
+            None => pseudo_logits(state, out),
+        }
     }
 
     /// The state at a place of a sequence.
@@ -147,7 +204,7 @@ impl Sim {
     /// The state before the span's first token. Both kinds of layers must stand at the same place of the same context.
     fn enter(&self, span: &Span<'_>) -> Result<Digest, DeviceError> {
         let attention = self.state_before(span);
-        let recurrent = span.state.map(|flow| self.slots.before(flow, self.facts.digest));
+        let recurrent = span.state.map(|flow| self.slots.before(flow, self.root));
         if recurrent.is_none_or(|recurrent| recurrent == attention) {
             return Ok(attention);
         }
@@ -171,6 +228,9 @@ impl Sim {
         let tokens = span.tokens.len() as f64;
         if span.tokens.len() == 1 && span.start > 0 {
             return self.config.decode_us_per_token;
+        }
+        if VERIFIED.contains(&span.tokens.len()) && span.start > 0 && span.logits == LogitRows::All {
+            return self.config.decode_us_per_token + (tokens - 1.0) * self.config.verify_us_per_token;
         }
         let middle = span.start as f64 + tokens / 2.0;
         let depth = self.config.prefill_us_per_token_per_kilotoken * middle / 1000.0;
@@ -208,6 +268,7 @@ impl Executor for Sim {
         let page_tokens = self.facts.page_tokens;
         if self.pages.len() < pages {
             self.pages.resize_with(pages, || vec![[0; 32]; page_tokens].into_boxed_slice());
+            self.head.iter_mut().for_each(|head| head.reserve(pages));
         }
         Ok(())
     }
@@ -215,11 +276,13 @@ impl Executor for Sim {
     fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError> {
         let mut logits = Vec::new();
         let mut captured = Vec::new();
+        let mut hidden = Vec::new();
         let mut us = self.config.forward_us;
         spans.iter().try_for_each(|span| self.check(span))?;
         self.check_slots(spans)?;
         let before = spans.iter().map(|span| self.enter(span)).collect::<Result<Vec<_>, _>>()?;
         self.slots.advance(spans);
+        self.head.iter_mut().for_each(|head| head.forward(spans));
         for (span, before) in spans.iter().zip(before) {
             let mut state = before;
             let mut passed = vec![before];
@@ -231,7 +294,10 @@ impl Executor for Sim {
                 self.pages[page.0 as usize][place % self.facts.page_tokens] = state;
                 let last = offset + 1 == span.tokens.len();
                 if span.logits == LogitRows::All || (span.logits == LogitRows::Last && last) {
-                    pseudo_logits(state, &mut logits);
+                    self.logits(state, &mut logits);
+                }
+                if span.hidden {
+                    hidden.extend(hidden_of(state));
                 }
             }
             let queries = &passed[passed.len() - span.capture..];
@@ -241,22 +307,35 @@ impl Executor for Sim {
             }
             us += self.span_us(span);
         }
+        self.head.iter_mut().for_each(|head| head.keep_ends(spans, &hidden));
         let tokens = captured.len() / QUERY_COLUMNS;
         let queries = match tokens {
             0 => Queries::default(),
             _ => Queries { tokens, layers: 1, heads: 1, values: captured },
         };
-        Ok(Forward {
-            logits,
-            queries,
-            hidden: Vec::new(),
-            experts: None,
-            compute: Nanos::from_seconds(us / 1e6),
-        })
+        Ok(Forward { logits, queries, hidden, experts: None, compute: Nanos::from_seconds(us / 1e6) })
     }
 
     fn rewind(&mut self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {
         self.slots.rewind(flow, tokens)
+    }
+
+    fn predict(&mut self, spans: &[HeadSpan<'_>]) -> Result<Predicted, DeviceError> {
+        let Some(head) = &self.head else {
+            return Err(DeviceError::Contract("no prediction head is loaded".to_owned()));
+        };
+        let spans: Vec<(HeadSpan<'_>, Span<'_>)> = spans.iter().map(|span| (*span, span.span())).collect();
+        for (span, written) in &spans {
+            self.check(written)?;
+            head.check(span)?;
+        }
+        let given = predicted(&self.config, &spans);
+        self.head.iter_mut().for_each(|head| spans.iter().for_each(|(span, _)| head.wrote(span, false)));
+        Ok(given)
+    }
+
+    fn page_end(&self, page: PageId) -> Option<Vec<f32>> {
+        Some(self.head.as_ref()?.end(page)?.to_vec())
     }
 
     fn key_weights(
@@ -291,21 +370,26 @@ impl Executor for Sim {
 
     fn exported_bytes(&self) -> (usize, usize) {
         let slot = if self.facts.slot_bytes > 0 { size_of::<Digest>() } else { 0 };
-        (self.facts.page_tokens * size_of::<Digest>(), slot)
+        let notes = self.head.as_ref().map_or(0, HeadPages::bytes);
+        (self.facts.page_tokens * size_of::<Digest>() + notes, slot)
     }
 
     fn export_page(&self, page: PageId) -> Result<Vec<u8>, DeviceError> {
         let held = self.pages.get(page.0 as usize).ok_or_else(|| not_reserved(page))?;
-        Ok(held.as_flattened().to_vec())
+        let mut bytes = held.as_flattened().to_vec();
+        bytes.extend(self.head.iter().flat_map(|head| head.export(page)));
+        Ok(bytes)
     }
 
     fn import_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), DeviceError> {
+        let expected = self.exported_bytes().0;
         let held = self.pages.get_mut(page.0 as usize).ok_or_else(|| not_reserved(page))?.as_flattened_mut();
-        if held.len() != bytes.len() {
-            return Err(DeviceError::exported_length("a page", held.len(), bytes.len()));
+        if expected != bytes.len() {
+            return Err(DeviceError::exported_length("a page", expected, bytes.len()));
         }
-        held.copy_from_slice(bytes);
-        Ok(())
+        let (states, notes) = bytes.split_at(held.len());
+        held.copy_from_slice(states);
+        self.head.as_mut().map_or(Ok(()), |head| head.import(page, notes))
     }
 
     fn export_slot(&self, slot: SlotId) -> Result<Vec<u8>, DeviceError> {

@@ -6,7 +6,7 @@
 //! hidden state. Place 0 has no entry; zeros lie there, and no query sees them.
 
 use crate::device::ops::{Device, KvShape, Rows};
-use crate::device::{DeviceError, HeadSpan, LogitRows, Span};
+use crate::device::{DeviceError, HeadSpan, Span};
 use crate::model::ModelError;
 use crate::model::shape::ModelShape;
 use crate::model::tensor::{Part, Site, TensorRole};
@@ -124,7 +124,7 @@ impl<D: Device> Decoder<D> {
             qkv = device.select_rows(&qkv, &predicting);
             x = device.select_rows(&x, &predicting);
         }
-        let last: Vec<Span<'_>> = spans.iter().filter(|span| span.predict).map(HeadSpan::last).collect();
+        let last: Vec<Span<'_>> = spans.iter().filter(|span| span.predict).map(last).collect();
         let positions: Vec<u32> = predicting.iter().map(|row| positions[*row]).collect();
         let rows = Rows { spans: &last, positions: &positions };
         let attended = device.attention(&qkv, shape, rows, kv, head.attention.index, FIRST);
@@ -172,23 +172,14 @@ impl<D: Device> Decoder<D> {
     }
 }
 
-impl<'a> HeadSpan<'a> {
-    /// What it writes, as a span of the model itself.
-    pub(in crate::model) fn span(&self) -> Span<'a> {
-        let HeadSpan { pages, start, tokens, positions, predict, .. } = *self;
-        let logits = if predict { LogitRows::Last } else { LogitRows::None };
-        Span { pages, start, tokens, positions, capture: 0, state: None, logits, hidden: false }
-    }
-
-    /// Its last token, which a check found to be there.
-    fn last(&self) -> Span<'a> {
-        let span = self.span();
-        let before = span.tokens.len() - 1;
-        Span {
-            start: span.start + before,
-            tokens: &span.tokens[before..],
-            positions: span.positions.map(|positions| &positions[before..]),
-            ..span
-        }
+/// The last token of a span, which a check found to be there.
+fn last<'a>(span: &HeadSpan<'a>) -> Span<'a> {
+    let span = span.span();
+    let before = span.tokens.len() - 1;
+    Span {
+        start: span.start + before,
+        tokens: &span.tokens[before..],
+        positions: span.positions.map(|positions| &positions[before..]),
+        ..span
     }
 }

@@ -1,11 +1,11 @@
-//! What is known of every page where a prediction head is loaded: how many of its places have the head's entry, and the target's hidden state at
-//! its last place, from which the entry behind it is made.
+//! The contract of a prediction head, kept once for every executor: how many places of each page have the head's entry, and the target's hidden
+//! state at its last place, from which the entry behind it is made.
 
-use crate::device::{DeviceError, HeadSpan, PageId, Span};
+use super::{DeviceError, HeadSpan, PageId, Span};
 
 /// Notes on pages.
 #[derive(Debug)]
-pub(super) struct HeadPages {
+pub(crate) struct HeadPages {
     page_tokens: usize,
     /// Numbers of a hidden state.
     hidden: usize,
@@ -21,21 +21,21 @@ struct Note {
 }
 
 impl HeadPages {
-    pub(super) fn new(page_tokens: usize, hidden: usize) -> HeadPages {
+    pub(crate) fn new(page_tokens: usize, hidden: usize) -> HeadPages {
         HeadPages { page_tokens, hidden, pages: Vec::new() }
     }
 
-    pub(super) fn reserve(&mut self, pages: usize) {
+    pub(crate) fn reserve(&mut self, pages: usize) {
         self.pages.resize_with(pages.max(self.pages.len()), Note::default);
     }
 
     /// Bytes that [`HeadPages::export`] gives of a page.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         2 * size_of::<u32>() + self.hidden * size_of::<f32>()
     }
 
     /// A forward is about to write. Where a span keeps no hidden states, nobody makes entries of its tokens, so those that are there belong to others.
-    pub(super) fn forward(&mut self, spans: &[Span<'_>]) {
+    pub(crate) fn forward(&mut self, spans: &[Span<'_>]) {
         for span in spans {
             let end = span.start + span.tokens.len();
             for block in span.start / self.page_tokens..end.div_ceil(self.page_tokens) {
@@ -49,7 +49,7 @@ impl HeadPages {
     }
 
     /// Keeps the hidden states at the ends of pages, of those that a forward gave, `[rows, hidden]`.
-    pub(super) fn keep_ends(&mut self, spans: &[Span<'_>], hidden: &[f32]) {
+    pub(crate) fn keep_ends(&mut self, spans: &[Span<'_>], hidden: &[f32]) {
         let mut rows = hidden.chunks_exact(self.hidden);
         for span in spans.iter().filter(|span| span.hidden) {
             for (place, row) in (span.start..).zip(rows.by_ref().take(span.tokens.len())) {
@@ -61,17 +61,17 @@ impl HeadPages {
     }
 
     /// The hidden state at a page's last place.
-    pub(super) fn end(&self, page: PageId) -> Option<&[f32]> {
+    pub(crate) fn end(&self, page: PageId) -> Option<&[f32]> {
         self.pages.get(page.0 as usize)?.end.as_deref()
     }
 
     /// Places of a page that have their entry.
-    pub(super) fn entries(&self, page: PageId) -> usize {
+    pub(crate) fn entries(&self, page: PageId) -> usize {
         self.pages.get(page.0 as usize).map_or(0, |note| note.entries)
     }
 
     /// Checks a span of the head: its numbers, and that every place before it has its entry. Its pages are there, which was checked before.
-    pub(super) fn check(&self, span: &HeadSpan<'_>) -> Result<(), DeviceError> {
+    pub(crate) fn check(&self, span: &HeadSpan<'_>) -> Result<(), DeviceError> {
         let HeadSpan { pages, start, tokens, hidden, .. } = *span;
         let broken = if start == 0 {
             "the head has no entry at place 0".to_owned()
@@ -94,30 +94,28 @@ impl HeadPages {
         Err(DeviceError::Contract(broken))
     }
 
-    /// The head has written, or was about to where `failed`.
-    pub(super) fn wrote(&mut self, spans: &[HeadSpan<'_>], failed: bool) {
-        for span in spans {
-            let end = span.start + span.tokens.len();
-            for block in span.start / self.page_tokens..end.div_ceil(self.page_tokens) {
-                let entries = match (failed, span.start) {
-                    (false, _) => end,
-                    // What lies at place 0 is written with the first entry.
-                    (true, 1) => 0,
-                    (true, start) => start,
-                };
-                let held = entries.saturating_sub(block * self.page_tokens).min(self.page_tokens);
-                self.pages[span.pages[block].0 as usize].entries = held;
-            }
+    /// The head has written a span, or was about to where it `failed`.
+    pub(crate) fn wrote(&mut self, span: &HeadSpan<'_>, failed: bool) {
+        let end = span.start + span.tokens.len();
+        let entries = match (failed, span.start) {
+            (false, _) => end,
+            // What lies at place 0 is written with the first entry.
+            (true, 1) => 0,
+            (true, start) => start,
+        };
+        for block in span.start / self.page_tokens..end.div_ceil(self.page_tokens) {
+            let held = entries.saturating_sub(block * self.page_tokens).min(self.page_tokens);
+            self.pages[span.pages[block].0 as usize].entries = held;
         }
     }
 
     /// All state is lost.
-    pub(super) fn lose(&mut self) {
+    pub(crate) fn lose(&mut self) {
         self.pages.clear();
     }
 
     /// Notes on a page, as bytes: places with an entry, whether the end is there, and the end.
-    pub(super) fn export(&self, page: PageId) -> Vec<u8> {
+    pub(crate) fn export(&self, page: PageId) -> Vec<u8> {
         let none = Note::default();
         let Note { entries, end } = self.pages.get(page.0 as usize).unwrap_or(&none);
         let mut bytes = Vec::with_capacity(self.bytes());
@@ -131,7 +129,7 @@ impl HeadPages {
     }
 
     /// Takes such bytes, as many as there are of a page.
-    pub(super) fn import(&mut self, page: PageId, bytes: &[u8]) -> Result<(), DeviceError> {
+    pub(crate) fn import(&mut self, page: PageId, bytes: &[u8]) -> Result<(), DeviceError> {
         let (words, _) = bytes.as_chunks::<4>();
         let [entries, ended, end @ ..] = words else {
             return Err(DeviceError::exported_length("the notes on a page", self.bytes(), bytes.len()));
