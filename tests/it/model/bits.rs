@@ -215,7 +215,7 @@ pub(super) fn run_drafted(
     trace(executor, logits, &pages[..tokens.len().div_ceil(PAGE)], tokens.len(), slot)
 }
 
-fn kernels() -> impl Iterator<Item = Kernel> {
+pub(super) fn kernels() -> impl Iterator<Item = Kernel> {
     Kernel::ALL.into_iter().filter(|kernel| kernel.is_available())
 }
 

@@ -118,6 +118,31 @@ impl Draft {
         }
     }
 
+    /// Adds a prediction head of one layer: its attention layer is the last layer's copy, its norms and its projection are plain.
+    pub(super) fn add_prediction_head(&mut self) {
+        let hidden = self.text()["hidden_size"].as_u64().unwrap() as usize;
+        let below = format!("language_model.model.layers.{}.", self.layers() - 1);
+        for name in self.named(&below) {
+            let tensor = self.tensors[&name].clone();
+            self.put(name.replace(&below, "mtp.layers.0."), tensor);
+        }
+        let table = self.config.get_mut("quantization").and_then(Value::as_object_mut);
+        if let Some(table) = table
+            && let Some(own) = table.get(&format!("{below}mlp.gate")).cloned()
+        {
+            table.insert("mtp.layers.0.mlp.gate".into(), own.clone());
+            table.insert("mtp.layers.0.mlp.shared_expert_gate".into(), own);
+        }
+        let drawn = |i: usize| ((i * 7919 + i * i * 31) % 1009) as f32 / 1009.0 - 0.5;
+        let scale = 2.0 / (hidden as f32).sqrt();
+        let numbers: Vec<f32> = (0..2 * hidden * hidden).map(|i| drawn(i) * scale).collect();
+        self.put("mtp.fc.weight", Stored::f32(&[hidden, 2 * hidden], &numbers));
+        for norm in ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"] {
+            let gains: Vec<f32> = (0..hidden).map(|i| 1.5 + drawn(i) / 2.0).collect();
+            self.put(format!("mtp.{norm}.weight"), Stored::f32(&[hidden], &gains));
+        }
+    }
+
     /// The names that contain `part`.
     fn named(&self, part: &str) -> Vec<String> {
         self.tensors.keys().filter(|name| name.contains(part)).cloned().collect()

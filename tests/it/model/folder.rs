@@ -116,7 +116,7 @@ fn the_convention_of_a_prediction_heads_norms_is_its_own() {
     for rest_less_one in [false, true] {
         let mut draft = Draft::read(&fixture("qwen3.5-q4"));
         round_norms(&mut draft);
-        add_prediction_head(&mut draft);
+        draft.add_prediction_head();
         if rest_less_one {
             huggingface_convention(&mut draft);
         }
@@ -178,7 +178,7 @@ fn every_layout_and_convention_gives_the_same_tensors() {
     for name in ["qwen3.5-q4", "moe-q6"] {
         let mut draft = Draft::read(&fixture(name));
         round_norms(&mut draft);
-        add_prediction_head(&mut draft);
+        draft.add_prediction_head();
         let expected = contents(draft.write().path());
         let same = |what: &str, folder: &Path| assert!(contents(folder) == expected, "{name}: {what}");
 
@@ -211,28 +211,6 @@ fn every_layout_and_convention_gives_the_same_tensors() {
         listed.text().insert("layer_types".into(), kinds.collect());
         listed.text().remove("full_attention_interval");
         same("`layer_types`", listed.write().path());
-    }
-}
-
-/// A prediction head of one layer, all of it plain: its attention layer is the last layer's copy.
-fn add_prediction_head(draft: &mut Draft) {
-    let hidden = 128;
-    let below = format!("language_model.model.layers.{}.", draft.layers() - 1);
-    let is_last = |name: &&String| name.starts_with(&below);
-    let last: Vec<String> = draft.tensors.keys().filter(is_last).cloned().collect();
-    for name in last {
-        let new = name.replace(&below, "mtp.layers.0.");
-        let tensor = draft.tensors[&name].clone();
-        draft.put(new, tensor);
-    }
-    if let Some(own) = draft.config["quantization"].get(format!("{below}mlp.gate")).cloned() {
-        let table = draft.config["quantization"].as_object_mut().unwrap();
-        table.insert("mtp.layers.0.mlp.gate".into(), own.clone());
-        table.insert("mtp.layers.0.mlp.shared_expert_gate".into(), own);
-    }
-    draft.put("mtp.fc.weight", Stored::zeros(Dtype::BF16, &[hidden, 2 * hidden]));
-    for norm in ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"] {
-        draft.put(format!("mtp.{norm}.weight"), Stored::f32(&[hidden], &[1.5; 128]));
     }
 }
 
@@ -332,7 +310,7 @@ fn exceptions_from_packing_are_found_under_every_prefix() {
 #[test]
 fn what_is_not_the_model_itself_is_skipped_and_counted() {
     let mut draft = Draft::read(&fixture("qwen3.5-q4"));
-    add_prediction_head(&mut draft);
+    draft.add_prediction_head();
     let before = contents(draft.write().path());
     draft.put("vision_tower.blocks.0.attn.qkv.weight", Stored::zeros(Dtype::BF16, &[6, 2]));
     draft.put("model.visual.merger.mlp.0.bias", Stored::zeros(Dtype::F32, &[5]));
