@@ -7,6 +7,7 @@ mod hybrid;
 mod memory;
 mod resident;
 mod sparse;
+mod speculation;
 mod tiers;
 mod watched;
 

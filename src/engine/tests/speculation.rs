@@ -1,0 +1,576 @@
+//! Speculative decoding: whatever drafts, however deep, the reply and what it leaves are those of ordinary decoding.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use super::hybrid::{narrow, replies, restores};
+use super::resident::{HeldState, held_state};
+use super::*;
+use crate::config::{ControllerKind, DeviceSetting, DrafterKind, PrecisionSetting};
+use crate::decode::draft::DraftModel;
+use crate::device::{
+    DeviceError, Executor, ExecutorFacts, Forward, HeadSpan, KeyWeights, LogitRows, PageId, Predicted,
+    Queries, SlotId, Span, StateFlow,
+};
+use crate::event::{Cycle, Identity};
+use crate::model;
+
+const LONGEST: usize = 700;
+
+/// How a run speculates.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Way {
+    drafter: DrafterKind,
+    depth: u32,
+    controller: ControllerKind,
+}
+
+const ORDINARY: Way = Way { drafter: DrafterKind::None, depth: 1, controller: ControllerKind::Fixed };
+
+fn fixed(drafter: DrafterKind, depth: u32) -> Way {
+    Way { drafter, depth, controller: ControllerKind::Fixed }
+}
+
+fn adaptive(drafter: DrafterKind) -> Way {
+    Way { drafter, depth: 8, controller: ControllerKind::Adaptive }
+}
+
+/// A model, by name or by folder of the fixtures, that speculates in a way.
+fn of(model: &str, device: DeviceSetting, way: Way) -> Config {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let mut config = Config::default();
+    config.model.device = device;
+    config.model.path = match model {
+        "scarp" => Some("scarp".into()),
+        folder => Some(fixtures.join(folder)),
+    };
+    if device == DeviceSetting::Sim {
+        config.model.path = None;
+        config.sim.snapshot_bytes = 1;
+    }
+    if device == DeviceSetting::Mlx {
+        config.model.precision = PrecisionSetting::F32;
+    }
+    config.model.threads = 2;
+    config.cache.block_tokens = BLOCK;
+    config.specprefill.enabled = Some(false);
+    config.scheduler = SchedulerConfig { max_sequences: 2, chunk_tokens: 96 };
+    // One token is enough to draft what followed it, so much is drafted, and much of it taken back.
+    config.speculation.ngram_tokens = 1;
+    config.speculation.drafter = Some(way.drafter);
+    config.speculation.depth = Some(way.depth);
+    config.speculation.controller = Some(way.controller);
+    config
+}
+
+/// What is known of the row of logits at a place of a sequence: its bits. The last forward over a place has the last word.
+type Rows = BTreeMap<(Vec<u32>, usize), Vec<u32>>;
+
+/// An executor that keeps the logits it gives, and can forget to take anything back.
+struct Kept {
+    inner: Box<dyn Executor>,
+    rows: Arc<Mutex<Rows>>,
+    forgets_rewinds: bool,
+}
+
+impl Executor for Kept {
+    fn facts(&self) -> &ExecutorFacts {
+        self.inner.facts()
+    }
+
+    fn reserve(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
+        self.inner.reserve(pages, slots)
+    }
+
+    fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError> {
+        let forward = self.inner.forward(spans)?;
+        let mut given = forward.logits.chunks_exact(self.inner.facts().vocab);
+        let mut rows = self.rows.lock().unwrap();
+        for span in spans {
+            let last = span.start + span.tokens.len();
+            let wanted = span.logits.count(span.tokens.len());
+            for place in last - wanted..last {
+                let bits = given.next().unwrap().iter().map(|logit| logit.to_bits()).collect();
+                let page = span.pages[place / BLOCK].0;
+                rows.insert((vec![page], place), bits);
+            }
+        }
+        drop(rows);
+        Ok(forward)
+    }
+
+    fn rewind(&mut self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {
+        if self.forgets_rewinds { Ok(()) } else { self.inner.rewind(flow, tokens) }
+    }
+
+    fn predict(&mut self, spans: &[HeadSpan<'_>]) -> Result<Predicted, DeviceError> {
+        self.inner.predict(spans)
+    }
+
+    fn page_end(&self, page: PageId) -> Option<Vec<f32>> {
+        self.inner.page_end(page)
+    }
+
+    fn key_weights(
+        &mut self,
+        pages: &[PageId],
+        window: std::ops::Range<usize>,
+        queries: &Queries,
+    ) -> Result<KeyWeights, DeviceError> {
+        self.inner.key_weights(pages, window, queries)
+    }
+
+    fn exported_bytes(&self) -> (usize, usize) {
+        self.inner.exported_bytes()
+    }
+
+    fn export_page(&self, page: PageId) -> Result<Vec<u8>, DeviceError> {
+        self.inner.export_page(page)
+    }
+
+    fn import_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.inner.import_page(page, bytes)
+    }
+
+    fn export_slot(&self, slot: SlotId) -> Result<Vec<u8>, DeviceError> {
+        self.inner.export_slot(slot)
+    }
+
+    fn import_slot(&mut self, slot: SlotId, position: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.inner.import_slot(slot, position, bytes)
+    }
+
+    fn page_digest(&self, page: PageId, tokens: usize) -> [u8; 32] {
+        self.inner.page_digest(page, tokens)
+    }
+
+    fn slot_digest(&self, slot: SlotId) -> [u8; 32] {
+        self.inner.slot_digest(slot)
+    }
+}
+
+/// What a run came to.
+#[derive(Debug)]
+struct Came {
+    replies: BTreeMap<RequestId, Vec<u32>>,
+    rows: Rows,
+    held: Vec<HeldState>,
+    events: Vec<Event>,
+}
+
+impl Came {
+    fn cycles(&self) -> Vec<&Cycle> {
+        let cycles = self.events.iter().filter_map(|event| match &event.body {
+            Body::Cycled(cycle) => Some(&**cycle),
+            _ => None,
+        });
+        cycles.collect()
+    }
+
+    fn accepted(&self) -> u32 {
+        self.cycles().iter().map(|cycle| cycle.accepted).sum()
+    }
+
+    fn endings(&self) -> Vec<&str> {
+        let endings = self.events.iter().filter_map(|event| match &event.body {
+            Body::DraftingEnded { message } => Some(message.as_str()),
+            _ => None,
+        });
+        endings.collect()
+    }
+}
+
+/// A prompt that repeats itself in part, so that some of it can be looked up.
+fn prompt(seed: u32, length: usize) -> Vec<u32> {
+    (0..length as u32)
+        .map(|i| if i % 50 < 30 { 11 + i % 50 } else { 40 + (seed * 31 + i * i) % 60 })
+        .collect()
+}
+
+struct Setting {
+    config: Config,
+    ground: Ground,
+    forgets_rewinds: bool,
+}
+
+impl Setting {
+    fn of(config: Config) -> Setting {
+        let ground = narrow(config.cache.snapshot_policy, config.scheduler.clone(), BLOCK, LONGEST, 40);
+        Setting { config, ground, forgets_rewinds: false }
+    }
+
+    fn run(&self, work: impl FnOnce(&mut Scheduler<'_>, &mut Clock, &mut Emitter)) -> Came {
+        let Loaded { executor, text, draft, .. } = model::load(&self.config).unwrap();
+        let draft = draft.map(|draft| draft.executor);
+        self.run_with(executor, text, draft, work)
+    }
+
+    fn run_with(
+        &self,
+        executor: Box<dyn Executor>,
+        text: TextCodec,
+        draft: Option<Box<dyn Executor>>,
+        work: impl FnOnce(&mut Scheduler<'_>, &mut Clock, &mut Emitter),
+    ) -> Came {
+        let rows = Arc::new(Mutex::new(Rows::new()));
+        let forgets_rewinds = self.forgets_rewinds;
+        let kept = Kept { inner: executor, rows: Arc::clone(&rows), forgets_rewinds };
+        let loaded = Loaded { executor: Box::new(kept), text, scorer: None, draft: None };
+        let (held, events) = self.ground.run_on(loaded, |scheduler, clock, out| {
+            let model = draft.map(|draft| DraftModel::new(draft, [0; 32], 1 << 30, 2, 96));
+            scheduler.attach_speculation(SpeculationSide::new(model, self.config.clone()));
+            work(scheduler, clock, out);
+            let cache = scheduler.cache_mut();
+            assert_eq!(cache.used_pages(), cache.cached_blocks(), "a page leaks");
+            assert_eq!(cache.used_slots(), cache.cached_snapshots(), "a slot leaks");
+            held_state(scheduler)
+        });
+        let rows = std::mem::take(&mut *rows.lock().unwrap());
+        Came { replies: replies(&events), rows, held, events }
+    }
+}
+
+/// Three turns of a session, the second and third restored, then one beside another that decodes at the same time.
+fn session(scheduler: &mut Scheduler<'_>, clock: &mut Clock, out: &mut Emitter) {
+    for length in [150, 260, 421] {
+        scheduler.submit(submission(prompt(1, length), 70), clock, out);
+        drain(scheduler, clock, out);
+    }
+    scheduler.submit(submission(prompt(1, 330), 40), clock, out);
+    scheduler.submit(submission(prompt(2, 190), 55), clock, out);
+    drain(scheduler, clock, out);
+}
+
+/// The same without neighbours.
+fn alone(scheduler: &mut Scheduler<'_>, clock: &mut Clock, out: &mut Emitter) {
+    for (seed, length, most) in [(1, 150, 70), (1, 260, 70), (2, 190, 60)] {
+        scheduler.submit(submission(prompt(seed, length), most), clock, out);
+        drain(scheduler, clock, out);
+    }
+}
+
+/// Blocks' tokens and digests, in an order of their own.
+fn sorted(held: &[HeldState]) -> Vec<HeldState> {
+    let mut held = held.to_vec();
+    held.sort();
+    held
+}
+
+fn assert_same(came: &Came, ordinary: &Came, what: &str) {
+    assert_eq!(came.replies, ordinary.replies, "{what}: another reply");
+    let (left, expected) = (sorted(&came.held), sorted(&ordinary.held));
+    assert!(left == expected, "{what}: other state is left, {} blocks for {}", left.len(), expected.len());
+}
+
+const HYBRIDS: [&str; 3] = ["scarp", "parity-odd-hybrid", "parity-odd-moe"];
+
+#[test]
+fn greedy_replies_state_and_logits_are_those_of_ordinary_decoding_for_any_lookup_depth_and_neighbour() {
+    for model in HYBRIDS.into_iter().chain(["parity-qwen3-q4"]) {
+        let run = |way| Setting::of(of(model, DeviceSetting::Cpu, way)).run(session);
+        let ordinary = run(ORDINARY);
+        assert!(ordinary.cycles().is_empty());
+        for way in [
+            fixed(DrafterKind::Ngram, 1),
+            fixed(DrafterKind::Ngram, 4),
+            fixed(DrafterKind::Ngram, 16),
+            adaptive(DrafterKind::Ngram),
+        ] {
+            let came = run(way);
+            let what = format!("{model} {way:?}");
+            assert_same(&came, &ordinary, &what);
+            assert!(came.accepted() > 0, "{what}: nothing was accepted");
+            let restored = restores(&came.events).iter().filter(|r| r.checkpoint_tokens > 0).count();
+            assert!(restored >= 2, "{what}");
+        }
+    }
+}
+
+#[test]
+fn logits_at_every_place_that_counts_have_the_bits_of_ordinary_decoding() {
+    for model in HYBRIDS {
+        let run = |way| Setting::of(of(model, DeviceSetting::Cpu, way)).run(alone);
+        let ordinary = run(ORDINARY);
+        for way in [fixed(DrafterKind::Ngram, 3), fixed(DrafterKind::Ngram, 16)] {
+            let came = run(way);
+            assert_same(&came, &ordinary, model);
+            for ((page, place), row) in &ordinary.rows {
+                let given = came.rows.iter().find(|((_, at), given)| at == place && *given == row);
+                assert!(given.is_some(), "{model} {way:?}: logits at place {place}, page {page:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_models_own_head_and_a_draft_model_change_nothing_but_time() {
+    let run = |way| Setting::of(of("scarp", DeviceSetting::Cpu, way)).run(session);
+    let ordinary = run(ORDINARY);
+    for drafter in [DrafterKind::Draft, DrafterKind::Mtp] {
+        let mut left: Option<Vec<HeldState>> = None;
+        for way in [fixed(drafter, 1), fixed(drafter, 3), fixed(drafter, 6), adaptive(drafter)] {
+            let came = run(way);
+            assert_eq!(came.endings(), [""; 0]);
+            assert_eq!(came.replies, ordinary.replies, "{way:?}");
+            assert!(came.accepted() > 0, "{way:?}: nothing was accepted");
+            // Pages hold the head's entries too, so they equal those of other depths with the head.
+            let held = sorted(&came.held);
+            let expected = if drafter == DrafterKind::Mtp {
+                left.get_or_insert_with(|| held.clone())
+            } else {
+                &sorted(&ordinary.held)
+            };
+            assert!(held == *expected, "{way:?}: other state is left");
+        }
+    }
+}
+
+#[test]
+fn two_runs_on_sim_give_the_same_events_and_the_replies_of_ordinary_decoding() {
+    let run = |way| {
+        let mut config = of("sim", DeviceSetting::Sim, way);
+        config.speculation.audit = true;
+        Setting::of(config).run(session)
+    };
+    let ordinary = run(ORDINARY);
+    for way in [fixed(DrafterKind::Ngram, 4), fixed(DrafterKind::Mtp, 3), adaptive(DrafterKind::Draft)] {
+        let (one, two) = (run(way), run(way));
+        assert_eq!(one.events, two.events, "{way:?}");
+        assert_eq!(one.replies, ordinary.replies, "{way:?}");
+        assert!(one.cycles().iter().all(|cycle| cycle.audit.as_ref().is_some_and(|audit| audit.passed)));
+    }
+}
+
+#[test]
+fn every_audit_passes_and_one_of_state_that_was_not_taken_back_fails() {
+    for model in HYBRIDS {
+        for way in [fixed(DrafterKind::Ngram, 4), adaptive(DrafterKind::Ngram)] {
+            let mut config = of(model, DeviceSetting::Cpu, way);
+            config.speculation.audit = true;
+            let came = Setting::of(config.clone()).run(alone);
+            let cycles = came.cycles();
+            assert!(cycles.iter().any(|cycle| cycle.accepted < cycle.drafted), "nothing was taken back");
+            for cycle in cycles {
+                let audit = cycle.audit.as_ref().expect("every cycle is audited");
+                assert!(audit.passed && audit.how == Identity::Bitwise, "{model}: {audit:?}");
+            }
+            let broken =
+                Setting { forgets_rewinds: true, ..Setting::of(config) }.run(|scheduler, clock, out| {
+                    scheduler.submit(submission(prompt(1, 150), 70), clock, out);
+                    while !scheduler.is_idle() {
+                        scheduler.step(clock, out);
+                    }
+                });
+            let failed = broken.cycles().iter().any(|cycle| cycle.audit.as_ref().is_some_and(|a| !a.passed));
+            let refused = broken.events.iter().any(|event| matches!(event.body, Body::Failed { .. }));
+            assert!(failed || refused, "{model}: state that was never taken back passes for right");
+        }
+    }
+}
+
+#[test]
+fn a_reply_ends_where_it_would_have_whatever_was_drafted_beyond() {
+    for most in [1, 2, 3, 5] {
+        let run = |way| {
+            Setting::of(of("scarp", DeviceSetting::Cpu, way)).run(|scheduler, clock, out| {
+                scheduler.submit(submission(prompt(1, 150), most), clock, out);
+                drain(scheduler, clock, out);
+            })
+        };
+        let (ordinary, came) = (run(ORDINARY), run(fixed(DrafterKind::Ngram, 8)));
+        assert_same(&came, &ordinary, "the budget");
+        let drafted = came.cycles().iter().map(|cycle| u64::from(cycle.drafted)).max();
+        assert!(drafted.unwrap_or(0) < most, "what the reply has no room for is not drafted");
+    }
+    // The end of the context, on a pseudo-model with a short one.
+    let run = |way| {
+        let mut config = of("sim", DeviceSetting::Sim, way);
+        config.sim.context_tokens = 200;
+        Setting::of(config).run(|scheduler, clock, out| {
+            scheduler.submit(submission(prompt(1, 190), 70), clock, out);
+            drain(scheduler, clock, out);
+        })
+    };
+    let ordinary = run(ORDINARY);
+    for drafter in [DrafterKind::Ngram, DrafterKind::Mtp, DrafterKind::Draft] {
+        let came = run(fixed(drafter, 8));
+        assert_same_replies(&came, &ordinary);
+        let full = |event: &Event| matches!(event.body, Body::Finished { reason: FinishReason::Context, .. });
+        assert!(came.events.iter().any(full));
+    }
+}
+
+fn assert_same_replies(came: &Came, ordinary: &Came) {
+    assert_eq!(came.replies, ordinary.replies);
+    assert!(came.events.iter().all(|event| !matches!(event.body, Body::Failed { .. })));
+}
+
+#[test]
+fn without_room_for_a_second_slot_a_sequence_decodes_ordinarily() {
+    let run = |way| {
+        let mut setting = Setting::of(of("scarp", DeviceSetting::Cpu, way));
+        setting.ground = narrow(SnapshotPolicy::None, setting.config.scheduler.clone(), BLOCK, LONGEST, 0);
+        setting.run(alone)
+    };
+    let (ordinary, came) = (run(ORDINARY), run(fixed(DrafterKind::Ngram, 4)));
+    assert_same(&came, &ordinary, "no slot");
+    assert!(came.cycles().iter().all(|cycle| cycle.drafted == 0), "drafted without a slot to verify in");
+}
+
+#[test]
+fn a_forward_that_others_share_is_no_measurement() {
+    let came = Setting::of(of("scarp", DeviceSetting::Cpu, fixed(DrafterKind::Ngram, 4))).run(session);
+    let shared: Vec<_> = came.cycles().into_iter().filter(|cycle| cycle.neighbours > 0).cloned().collect();
+    assert!(!shared.is_empty());
+    assert!(shared.iter().all(|cycle| cycle.verify.is_none() && cycle.took().is_none()));
+    assert!(came.cycles().iter().all(|cycle| cycle.neighbours > 0 || cycle.verify.is_some()));
+}
+
+#[test]
+fn cycles_add_up_to_the_reply() {
+    let came = Setting::of(of("scarp", DeviceSetting::Cpu, fixed(DrafterKind::Ngram, 4))).run(alone);
+    for (request, reply) in &came.replies {
+        let of_request = came.events.iter().filter(|event| event.request == Some(*request));
+        let mut next = 1;
+        for event in of_request {
+            let Body::Cycled(cycle) = &event.body else { continue };
+            assert_eq!(cycle.first, next, "a cycle follows the one before it");
+            assert!(cycle.accepted <= cycle.tested && cycle.tested <= cycle.drafted);
+            assert!(cycle.drafted <= cycle.depth && cycle.proposed.len() == cycle.drafted as usize);
+            assert!(
+                cycle.tested == cycle.drafted
+                    || cycle.tested == cycle.accepted + 1
+                    || next + u64::from(cycle.emitted()) == reply.len() as u64
+            );
+            next += u64::from(cycle.emitted());
+        }
+        // The first token comes of the prefill.
+        assert_eq!(next, reply.len() as u64);
+    }
+}
+
+/// A drafter's device that fails at one call.
+struct Failing {
+    inner: Box<dyn Executor>,
+    left: usize,
+}
+
+impl Executor for Failing {
+    delegate_state!();
+
+    fn reserve(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
+        self.inner.reserve(pages, slots)
+    }
+
+    fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError> {
+        self.left = self.left.wrapping_sub(1);
+        if self.left == usize::MAX {
+            return Err(DeviceError::OutOfMemory { bytes: 1, problem: "a test's".to_owned() });
+        }
+        self.inner.forward(spans)
+    }
+
+    fn key_weights(
+        &mut self,
+        pages: &[PageId],
+        window: std::ops::Range<usize>,
+        queries: &Queries,
+    ) -> Result<KeyWeights, DeviceError> {
+        self.inner.key_weights(pages, window, queries)
+    }
+}
+
+#[test]
+fn a_drafter_that_fails_anywhere_costs_its_request_the_drafting_and_no_reply_a_token() {
+    let way = fixed(DrafterKind::Draft, 3);
+    let ordinary = Setting::of(of("sim", DeviceSetting::Sim, ORDINARY)).run(alone);
+    for left in [0, 1, 2, 3, 5, 8, 13, 21] {
+        let setting = Setting::of(of("sim", DeviceSetting::Sim, way));
+        let Loaded { executor, text, draft, .. } = model::load(&setting.config).unwrap();
+        let failing = Failing { inner: draft.unwrap().executor, left };
+        let came = setting.run_with(executor, text, Some(Box::new(failing)), alone);
+        assert_same(&came, &ordinary, "a failing drafter");
+        assert_eq!(came.endings().len(), 1, "{left}");
+        assert!(came.endings()[0].contains("a test's"));
+    }
+}
+
+#[test]
+fn what_is_not_loaded_is_told_and_the_reply_decoded_ordinarily() {
+    let ordinary = Setting::of(of("sim", DeviceSetting::Sim, ORDINARY)).run(alone);
+    for drafter in [DrafterKind::Mtp, DrafterKind::Draft] {
+        let mut setting = Setting::of(of("sim", DeviceSetting::Sim, ORDINARY));
+        let Loaded { executor, text, .. } = model::load(&setting.config).unwrap();
+        setting.config.speculation.drafter = Some(drafter);
+        let came = setting.run_with(executor, text, None, alone);
+        assert_same(&came, &ordinary, "not loaded");
+        assert_eq!(came.endings().len(), 3);
+        assert!(came.endings()[0].contains("is not loaded: start with `speculation.drafter`"));
+    }
+}
+
+#[test]
+fn measuring_what_verifying_costs_leaves_no_trace() {
+    let run = |curve| {
+        let mut config = of("scarp", DeviceSetting::Cpu, fixed(DrafterKind::Ngram, 4));
+        config.speculation.curve = curve;
+        Setting::of(config).run(alone)
+    };
+    let (without, with) = (run(false), run(true));
+    assert_same(&with, &without, "the curve");
+    let curves = with.events.iter().filter_map(|event| match &event.body {
+        Body::VerifyCurve(curve) => Some(curve),
+        _ => None,
+    });
+    let curves: Vec<_> = curves.collect();
+    assert_eq!(curves.len(), 3, "one a reply");
+    assert!(curves.iter().all(|curve| curve.points.len() == 8 && curve.points[0].0 == 1));
+}
+
+#[test]
+fn sampled_replies_repeat_by_seed_and_have_the_distribution_of_ordinary_ones() {
+    // A vocabulary cut to a few tokens, so that counts mean something.
+    let sampling = Sampling { temperature: 1.0, top_k: 4, ..Sampling::default() };
+    let ask = |seed| Submission { sampling: Sampling { seed, ..sampling }, ..submission(prompt(1, 150), 4) };
+    let draws = 1_500;
+    let run = |way| {
+        Setting::of(of("sim", DeviceSetting::Sim, way)).run(|scheduler, clock, out| {
+            for seed in 0..draws {
+                scheduler.submit(ask(seed), clock, out);
+                drain(scheduler, clock, out);
+            }
+        })
+    };
+    let counts = |came: &Came| {
+        let mut counts: BTreeMap<(usize, u32), f64> = BTreeMap::new();
+        for reply in came.replies.values() {
+            // The first token of each reply is not drafted. What follows the most frequent one is.
+            for (place, token) in reply.iter().enumerate().take(2) {
+                *counts.entry((place, *token)).or_default() += 1.0;
+            }
+        }
+        counts
+    };
+    let ordinary = counts(&run(ORDINARY));
+    for way in [fixed(DrafterKind::Mtp, 3), fixed(DrafterKind::Draft, 2)] {
+        let (came, again) = (run(way), run(way));
+        assert_eq!(came.replies, again.replies, "by seed");
+        assert!(came.accepted() > 100, "{}", came.accepted());
+        let drafted = counts(&came);
+        // Two samples of the same size: sum of (a - b)^2 / (a + b) is chi-squared.
+        for place in [0, 1] {
+            let tokens = drafted.keys().chain(ordinary.keys()).filter(|(at, _)| *at == place);
+            let tokens: std::collections::BTreeSet<_> = tokens.collect();
+            let (mut chi, mut kinds) = (0.0, 0.0);
+            for token in tokens {
+                let (a, b) = (drafted.get(token).unwrap_or(&0.0), ordinary.get(token).unwrap_or(&0.0));
+                chi += (a - b) * (a - b) / (a + b);
+                kinds += 1.0;
+            }
+            // Mean plus four deviations.
+            let limit = kinds - 1.0 + 4.0 * (2.0_f64 * (kinds - 1.0)).sqrt();
+            assert!(chi <= limit.max(1e-9), "{way:?} place {place}: {chi} of {kinds} tokens");
+        }
+    }
+}
