@@ -33,8 +33,9 @@
 //!   graphs for Apple's GPU, `sim` is a pseudo-model with a cost model. [`device::identity`] measures what another route changes.
 //! * [`cache`]: hash-chained blocks, pages and slots with their holders, snapshots of recurrent state, the prefix index, the tier on
 //!   disk, and the restore with its named losses.
-//! * [`prefill`] and [`decode`]: which tokens of a suffix are computed, and in which pieces; the scorer of sparse prefill and its rules; how a
-//!   token is chosen.
+//! * [`prefill`]: which tokens of a suffix are computed, and in which pieces; the scorer of sparse prefill and its rules.
+//! * [`decode`]: how a token is chosen; for speculative decoding the drafters, which drafted tokens stand, what chooses the depth, and the accounts
+//!   of what it costs and gives.
 //! * [`engine`]: the thread that owns all of the above, its clock, its scheduler, its lanes. It folds its own events as well, to stop at a
 //!   breakpoint in the step in which it comes true.
 //! * [`compare`]: several engines on the same session, stepped together, and what sets them apart.
@@ -60,6 +61,9 @@
 //! * **Sparse state stays out of the dense key space.** A sequence that skipped tokens keeps what it computed in *places*, one after another, and
 //!   rotates by the original positions; nothing behind its first skipped token is ever stored, nor anything computed after it. With
 //!   nothing skipped, places are positions and the run is the dense one bit for bit.
+//! * **What was drafted leaves no trace.** A forward over drafted tokens starts from one slot and writes another, so what does not stand is taken
+//!   back to the bits of ordinary decoding; an audit can compare the two in every cycle. Nothing is drafted beyond a boundary that is to be
+//!   captured, and the prediction head's entries that rest on its own guesses are written anew before a page is stored.
 //! * **State is of two kinds.** Attention state can be cut at any block boundary; recurrent state exists only where it was
 //!   captured, and a span says which slot it reads and which it writes ([`device::StateFlow`]).
 //! * **Every token of an uncached suffix has a reason.** The losses of a restore add up to the suffix, always. The engine observes every

@@ -11,7 +11,7 @@ use crate::engine::clock::Clock;
 use crate::engine::emitter::Emitter;
 use crate::engine::sequence::Sequence;
 use crate::event::{
-    Audit, Body, Cycle, ExpertsTouched, FinishReason, Identity, Logits, Nanos, Phase, VerifyCurve,
+    Audit, Body, Cycle, ExpertsTouched, FinishReason, Identity, Logits, Nanos, Phase, RequestId, VerifyCurve,
 };
 use crate::model::text::TextCodec;
 
@@ -32,6 +32,21 @@ pub(super) struct Rows<'a> {
     pub(super) experts: Option<ExpertsTouched>,
 }
 
+/// What is left to do for a sequence when all of a forward's rows are taken: nothing else may be computed before, or what others drafted could not be
+/// taken back any more.
+pub(super) struct Left<'a> {
+    request: RequestId,
+    work: Work,
+    kept: usize,
+    /// Where its recurrent state stood before.
+    before: Option<SlotRef>,
+    logits: &'a [f32],
+    audits: bool,
+    /// The cycle, to be told.
+    cycle: Option<Cycle>,
+    ended: Option<FinishReason>,
+}
+
 /// A token of a reply on its way out.
 struct Piece {
     token: u32,
@@ -41,14 +56,13 @@ struct Piece {
 
 impl Scheduler<'_> {
     /// Takes the rows of a sequence that decodes, or that has just been prefilled: `work` is its part of the forward, which is over.
-    pub(super) fn take_rows(
+    pub(super) fn take_rows<'r>(
         &mut self,
         work: &Work,
-        rows: &Rows<'_>,
-        outcome: &mut StepOutcome,
+        rows: &Rows<'r>,
         clock: &mut Clock,
         out: &mut Emitter,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<Left<'r>, DeviceError> {
         let (vocab, context, tell) = (self.executor.facts().vocab, self.context_tokens(), self.tell_logits);
         let audits = self.audits(work);
         let before = self.running[work.sequence].recurrent.as_ref().and_then(|state| state.stands_at());
@@ -101,39 +115,56 @@ impl Scheduler<'_> {
             let (index, margin) = ((first + offset) as u64, Some(decode::margin(logits)));
             out.emit(clock.now(), lane, request, Body::Token { token, text, index, margin });
         }
+        let mut cycle = None;
         if let Some(speculating) = sequence.speculating.as_mut().filter(|_| decoding) {
             let alone = rows.neighbours == 0;
             let took = Nanos(rows.compute.0 + drafting.0 + sample.0 + rollback.0 + commit.0);
             let (drafted, accepted) = (draft.tokens.len() as u32, emitted as u32 - 1);
             let depth = proposal.depth.unwrap_or(0);
             speculating.observe(&Outcome { depth, drafted, accepted, took: alone.then_some(took) });
-            let audit = audits.then(|| self.audit(work, kept, before, rows.logits));
-            if let Some(depth) = proposal.depth {
-                let cycle = Cycle {
-                    first: first as u64,
-                    context_tokens: work.start as u64,
-                    depth,
-                    drafted,
-                    tested: tested as u32,
-                    accepted,
-                    proposed: draft.tokens.iter().map(|token| self.text.decode(&[*token], true)).collect(),
-                    draft: drafting,
-                    verify: alone.then_some(rows.compute),
-                    sample,
-                    rollback,
-                    commit,
-                    neighbours: rows.neighbours as u32,
-                    experts: rows.experts,
-                    audit: audit.transpose()?,
-                };
-                out.emit(clock.now(), lane, request, Body::Cycled(Box::new(cycle)));
+            cycle = proposal.depth.map(|depth| Cycle {
+                first: first as u64,
+                context_tokens: work.start as u64,
+                depth,
+                drafted,
+                tested: tested as u32,
+                accepted,
+                proposed: draft.tokens.iter().map(|token| self.text.decode(&[*token], true)).collect(),
+                draft: drafting,
+                verify: alone.then_some(rows.compute),
+                sample,
+                rollback,
+                commit,
+                neighbours: rows.neighbours as u32,
+                experts: rows.experts,
+                audit: None,
+            });
+        }
+        let request = sequence.request;
+        Ok(Left { request, work: *work, kept, before, logits: rows.logits, audits, cycle, ended })
+    }
+
+    /// Does what is left when all rows of a forward are taken: audits, tells the cycle, ends the reply.
+    pub(super) fn do_left(
+        &mut self,
+        left: Left<'_>,
+        outcome: &mut StepOutcome,
+        clock: &mut Clock,
+        out: &mut Emitter,
+    ) -> Result<(), DeviceError> {
+        let Left { request, work, kept, before, logits, audits, cycle, ended } = left;
+        let index = work.sequence;
+        let lane = Some(self.running[index].submission.lane);
+        if let Some(mut cycle) = cycle {
+            if audits {
+                cycle.audit = Some(self.audit(&work, kept, before, logits)?);
             }
+            out.emit(clock.now(), lane, Some(request), Body::Cycled(Box::new(cycle)));
         }
         if let Some(reason) = ended {
-            let sequence = &mut self.running[work.sequence];
-            outcome.phases.push((sequence.request, Phase::Decode));
-            self.tell_curve(work.sequence, clock, out);
-            end_reply(&mut self.running[work.sequence], reason, clock, out);
+            outcome.phases.push((request, Phase::Decode));
+            self.tell_curve(index, clock, out);
+            end_reply(&mut self.running[index], reason, clock, out);
         }
         Ok(())
     }

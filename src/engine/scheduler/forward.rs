@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::cycle::Rows;
+use super::cycle::{Left, Rows};
 use super::{Refused, Scheduler, StepOutcome};
 use crate::cache::{CacheFull, StaleState};
 use crate::device::{DeviceError, Executor, Forward, LogitRows, PageId, Span, StateFlow};
@@ -347,7 +347,7 @@ impl Scheduler<'_> {
         let prefilling = work.iter().any(|w| self.running[w.sequence].stage == Stage::Prefilling);
         let device = self.device_memory().filter(|_| prefilling);
         let (mut logits, mut hidden) = (&forward.logits[..], &forward.hidden[..]);
-        let mut failed = Vec::new();
+        let (mut failed, mut left) = (Vec::new(), Vec::new());
         for w in work {
             let (of_span, rest) = logits.split_at(w.rows() * vocab);
             logits = rest;
@@ -367,9 +367,15 @@ impl Scheduler<'_> {
             };
             let taken = match sequence.stage {
                 Stage::Prefilling => self.take_prefilled(w, &rows, (took, device), outcome, clock, out),
-                _ => self.take_rows(w, &rows, outcome, clock, out),
+                _ => self.take_rows(w, &rows, clock, out).map(Some),
             };
-            if let Err(error) = taken {
+            match taken {
+                Ok(of_sequence) => left.extend(of_sequence.map(|left| (request, left))),
+                Err(error) => failed.push((request, Arc::new(error))),
+            }
+        }
+        for (request, left) in left {
+            if let Err(error) = self.do_left(left, outcome, clock, out) {
                 failed.push((request, Arc::new(error)));
             }
         }
@@ -377,15 +383,15 @@ impl Scheduler<'_> {
     }
 
     /// Takes a chunk of a prefill; its last one gives the reply's first token.
-    fn take_prefilled(
+    fn take_prefilled<'r>(
         &mut self,
         w: &Work,
-        rows: &Rows<'_>,
+        rows: &Rows<'r>,
         (took, device): (Option<Nanos>, Option<DeviceMemory>),
         outcome: &mut StepOutcome,
         clock: &mut Clock,
         out: &mut Emitter,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<Option<Left<'r>>, DeviceError> {
         let sequence = &mut self.running[w.sequence];
         let (lane, request) = (Some(sequence.submission.lane), Some(sequence.request));
         sequence.prefill.0 += rows.compute.0;
@@ -408,14 +414,14 @@ impl Scheduler<'_> {
             if let Some(state) = &mut sequence.recurrent {
                 state.advance(w.end, &mut self.cache);
             }
-            return Ok(());
+            return Ok(None);
         }
         let took = sequence.prefill;
         out.emit(clock.now(), lane, request, Body::Prefilled { computed_tokens: total, took });
         sequence.start_drafting(clock, out);
         sequence.stage = Stage::Decoding;
         outcome.phases.push((sequence.request, Phase::Prefill));
-        self.take_rows(w, rows, outcome, clock, out)
+        self.take_rows(w, rows, clock, out).map(Some)
     }
 }
 

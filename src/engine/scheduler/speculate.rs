@@ -58,6 +58,8 @@ pub(in crate::engine) struct Speculating {
     pub(super) audit: Option<SlotRef>,
     /// Tokens read and time taken before the first draft.
     primed: (u64, Nanos),
+    /// Whether the latest decision was that it stays parked.
+    parked: bool,
     /// What is drafted for the forward that comes next.
     pub(super) proposal: Proposal,
 }
@@ -166,6 +168,7 @@ impl Scheduler<'_> {
             audits,
             audit,
             primed: (0, Nanos(0)),
+            parked: false,
             proposal: Proposal::default(),
         }));
     }
@@ -219,9 +222,9 @@ impl Scheduler<'_> {
         let (lane, request) = (Some(sequence.submission.lane), sequence.request);
         let first = sequence.output().len() as u64;
         let Some(speculating) = &mut sequence.speculating else { return Ok(()) };
-        let was_parked = speculating.proposal.depth.is_none() && first > 1;
         let decision = speculating.controller.decide(first, room as u32);
         let parked = decision.reason == DepthReason::Parked;
+        let was_parked = std::mem::replace(&mut speculating.parked, parked);
         let depth = (decision.depth as usize).min(room);
         speculating.proposal = Proposal { depth: (!parked).then_some(depth as u32), ..Proposal::default() };
         if !(parked && was_parked) {

@@ -10,8 +10,8 @@ use super::*;
 use crate::config::{ControllerKind, DeviceSetting, DrafterKind, PrecisionSetting};
 use crate::decode::draft::DraftModel;
 use crate::device::{
-    DeviceError, Executor, ExecutorFacts, Forward, HeadSpan, KeyWeights, LogitRows, PageId, Predicted,
-    Queries, SlotId, Span, StateFlow,
+    DeviceError, Executor, ExecutorFacts, Forward, HeadSpan, KeyWeights, PageId, Predicted, Queries, SlotId,
+    Span, StateFlow,
 };
 use crate::event::{Cycle, Identity};
 use crate::model;
