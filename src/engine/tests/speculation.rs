@@ -280,7 +280,8 @@ fn greedy_replies_state_and_logits_are_those_of_ordinary_decoding_for_any_lookup
             let came = run(way);
             let what = format!("{model} {way:?}");
             assert_same(&came, &ordinary, &what);
-            assert!(came.accepted() > 0, "{what}: nothing was accepted");
+            let fixed = way.controller == ControllerKind::Fixed;
+            assert!(!fixed || came.accepted() > 0, "{what}: nothing was accepted");
             let restored = restores(&came.events).iter().filter(|r| r.checkpoint_tokens > 0).count();
             assert!(restored >= 2, "{what}");
         }
@@ -355,13 +356,7 @@ fn every_audit_passes_and_one_of_state_that_was_not_taken_back_fails() {
                 let audit = cycle.audit.as_ref().expect("every cycle is audited");
                 assert!(audit.passed && audit.how == Identity::Bitwise, "{model}: {audit:?}");
             }
-            let broken =
-                Setting { forgets_rewinds: true, ..Setting::of(config) }.run(|scheduler, clock, out| {
-                    scheduler.submit(submission(prompt(1, 150), 70), clock, out);
-                    while !scheduler.is_idle() {
-                        scheduler.step(clock, out);
-                    }
-                });
+            let broken = Setting { forgets_rewinds: true, ..Setting::of(config) }.run(alone);
             let failed = broken.cycles().iter().any(|cycle| cycle.audit.as_ref().is_some_and(|a| !a.passed));
             let refused = broken.events.iter().any(|event| matches!(event.body, Body::Failed { .. }));
             assert!(failed || refused, "{model}: state that was never taken back passes for right");
