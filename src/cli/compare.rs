@@ -23,7 +23,8 @@ use crate::engine::Command;
 use crate::event::{Body, Gate, LaneId};
 use crate::ledger::Ledger;
 use crate::report::{
-    compare_table, cut_line, lane_lines, notes, printable, run_line, settings_line, thousands, verdict_lines,
+    compare_table, cut_line, drafting_table, lane_lines, notes, printable, run_line, settings_line,
+    thousands, verdict_lines,
 };
 use crate::session::Session;
 use crate::tui::log::RingLayer;
@@ -418,8 +419,11 @@ impl Race<'_> {
         let verdicts = verdict_lines(comparison).into_iter().map(|line| format!("verdict: {line}"));
         let foot: Vec<String> =
             notes(comparison).into_iter().chain(hits).chain(verdicts).chain(hashes).collect();
-        let table = compare_table(comparison, columns());
-        format!("{}\n\n{table}\n{}\n", head.join("\n"), foot.join("\n"))
+        let mut tables = compare_table(comparison, columns()).to_string();
+        if let Some(table) = drafting_table(comparison, columns()) {
+            tables += &format!("\n{table}");
+        }
+        format!("{}\n\n{tables}\n{}\n", head.join("\n"), foot.join("\n"))
     }
 }
 

@@ -8,7 +8,8 @@ use super::lockstep::News;
 use super::reply::{Closeness, ReplyDifference};
 use super::spread::Spread;
 use super::turn::{Cell, Place, Turn};
-use crate::event::{Body, Event, Gate, LaneId, RequestId};
+use crate::config::DrafterKind;
+use crate::event::{Body, Event, Gate, LaneId, RequestId, RunFacts};
 use crate::ledger::{Ledger, RequestFacts};
 
 /// Lanes of one session, each with its ledger, in one run of all of them or in several repeats.
@@ -142,6 +143,7 @@ impl Comparison {
         let places = facts.places(base);
         let mut turns: Vec<Turn> = places.iter().map(|place| facts.turn(base, *place)).collect();
         for lane in 0..self.names.len() {
+            let failure = self.speculation_failure(lane);
             let times: Vec<Sums> =
                 self.repeats.iter().map(|repeat| repeat.sums(lane, base, &places)).collect();
             for (index, turn) in turns.iter_mut().enumerate() {
@@ -157,6 +159,7 @@ impl Comparison {
                 cell.scorer_sum_s = over(|t| t.scorer_sum);
                 cell.lead_s = over(|t| t.lead);
                 let share = |scorer: f64, ttft: f64| if ttft > 0.0 { Some(scorer / ttft) } else { None };
+                cell.speculation = self.speculated(lane, &places[index..=index], failure.as_deref());
                 cell.scorer_share =
                     cell.scorer_s.zip(cell.ttft_s).and_then(|(s, t)| share(s.median, t.median));
             }
@@ -274,6 +277,7 @@ impl Repeat {
             lead_s: None,
             same_prompt,
             reply,
+            speculation: None,
             kept: request
                 .scored
                 .as_ref()
@@ -286,12 +290,14 @@ impl Repeat {
 
     /// Whether two lanes' prompts are the same, as far as events tell: length and segments, under one tokenizer and template; and where the
     /// model's own replies become history, every reply before.
-    fn same_prompt(&self, a: (usize, &RequestFacts), b: (usize, &RequestFacts)) -> bool {
+    pub(super) fn same_prompt(&self, a: (usize, &RequestFacts), b: (usize, &RequestFacts)) -> bool {
         let run = |lane: usize| self.ledgers.get(lane).and_then(Ledger::run);
-        let digest = |lane| run(lane).map(|run| run.model_digest.as_str());
         let alike = a.1.prompt_tokens == b.1.prompt_tokens
             && a.1.segments == b.1.segments
-            && digest(a.0) == digest(b.0);
+            && match (run(a.0), run(b.0)) {
+                (Some(a), Some(b)) => same_model(a, b),
+                (a, b) => a.is_none() && b.is_none(),
+            };
         let live = [a.0, b.0].iter().any(|lane| run(*lane).is_some_and(|run| run.replay_mode == "live"));
         let said = |(lane, request): (usize, &RequestFacts)| -> Vec<Option<String>> {
             let history =
@@ -326,6 +332,14 @@ impl Repeat {
         }
         Sums(places.iter().map(|place| known.get(place).copied().unwrap_or_default()).collect())
     }
+}
+
+/// Whether two runs are of the same model. A prediction head is a part of the digest where it is loaded, and changes nothing of what the model says.
+fn same_model(a: &RunFacts, b: &RunFacts) -> bool {
+    let with_head = |run: &RunFacts| {
+        run.speculation.as_ref().is_some_and(|facts| facts.loaded.contains(&DrafterKind::Mtp))
+    };
+    a.model_digest == b.model_digest || (with_head(a) != with_head(b) && a.model == b.model)
 }
 
 /// Sums on the way through a session. A time that was not measured leaves the sum behind it unknown.

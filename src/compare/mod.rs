@@ -9,6 +9,7 @@ mod lane;
 mod lockstep;
 mod reply;
 mod row;
+mod speculation;
 mod spread;
 #[cfg(test)]
 mod tests;
@@ -21,6 +22,7 @@ pub use lane::{BadLane, DENSE, LANES, LaneSpec, NONE, SPARSE, lanes};
 pub use lockstep::{LaneSetup, Lockstep, News, To};
 pub use reply::{Closeness, ReplyDifference};
 pub use row::CompareRow;
+pub use speculation::{HELD_WITHIN, Speculated, SpeedUp, Worth};
 pub use spread::Spread;
 pub use turn::{Cell, Place, Survived, Turn};
 pub use verdict::{Disagreement, Lead, Outcome, Owed, Verdict};

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::kept::SegmentKept;
 use super::reply::ReplyDifference;
+use super::speculation::Speculated;
 use super::spread::Spread;
 use crate::event::{LaneId, Survival};
 
@@ -67,6 +68,8 @@ pub struct Cell {
     pub same_prompt: Option<bool>,
     /// The reply beside the compared lane's; `None` where the prompts are not the same, and in that lane itself.
     pub reply: Option<ReplyDifference>,
+    /// What drafting was worth; `None` where nothing was asked to draft, and in the compared lane itself.
+    pub speculation: Option<Speculated>,
     /// What was kept of the scoring window; empty where nothing was scored.
     pub kept: Vec<SegmentKept>,
     /// What is left of the identifiers that the recorded reply uses; `None` where nothing was dropped or no reply is recorded.

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::comparison::{Comparison, Repeat, Times};
+use super::speculation::Speculated;
 use super::spread::Spread;
 use super::turn::Place;
 use crate::event::{Identity, RunFacts};
@@ -89,6 +90,8 @@ pub struct Verdict {
     pub best_lead: Option<Lead>,
     /// Time the scorer took in all, seconds.
     pub scorer_sum_s: Option<Spread>,
+    /// What drafting was worth over these requests; `None` where nothing was asked to draft.
+    pub speculation: Option<Speculated>,
     /// What the lane owes when it has ended.
     pub owed: Option<Owed>,
     /// What the other owes.
@@ -177,6 +180,7 @@ impl Comparison {
             led_throughout: led.as_ref().is_some_and(|led| led.throughout),
             best_lead: led.map(|led| led.best),
             scorer_sum_s: at(&own, last, |t| t.scorer_sum),
+            speculation: self.speculated(lane, &places[..known], self.speculation_failure(lane).as_deref()),
             owed: last.and_then(|index| Owed::by(first, lane, places[index], curve)),
             against_owed: last.and_then(|index| Owed::by(first, base, places[index], curve)),
             ..Verdict::unknown(self, lane)
@@ -287,6 +291,7 @@ impl Verdict {
             led_throughout: false,
             best_lead: None,
             scorer_sum_s: None,
+            speculation: None,
             owed: None,
             against_owed: None,
         }

@@ -36,6 +36,13 @@ impl Default for Sampling {
     }
 }
 
+impl Sampling {
+    /// Whether the likeliest token is always taken.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature <= 0.0 || self.temperature.is_nan()
+    }
+}
+
 /// Per-request changes to [`Sampling`]; `None` keeps the configured value.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -144,7 +144,7 @@ impl Sampler {
 
     /// Whether nothing is drawn: the likeliest token is taken.
     pub fn is_greedy(&self) -> bool {
-        self.sampling.temperature <= 0.0 || self.sampling.temperature.is_nan()
+        self.sampling.is_greedy()
     }
 
     /// What of the tokens seen so far matters to it: all of them, or none where nothing is penalised.

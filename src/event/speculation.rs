@@ -33,6 +33,8 @@ pub struct DrafterStart {
     pub controller: ControllerKind,
     /// Who set the drafter, the depth and the controller.
     pub set_by: [SetBy; 3],
+    /// Whether the likeliest token is always taken: then the reply is that of ordinary decoding, token for token.
+    pub greedy: bool,
     /// Tokens it read before the first draft, beyond those it had in its own cache.
     pub primed_tokens: u64,
     /// Tokens it had in its own cache: of the prompt's pages for the prediction head, of its own prefix cache for a draft model.

@@ -9,7 +9,7 @@ mod run;
 mod svg;
 mod table;
 
-pub use compare::{Chart, Report, compare_table, lane_lines, notes, report, verdict_lines};
+pub use compare::{Chart, Report, compare_table, drafting_table, lane_lines, notes, report, verdict_lines};
 pub use number::{UNMEASURED, bytes, counted, or_dash, rate, seconds, signed_thousands, thousands};
 pub use run::{cut_line, request_table, run_line, settings_line, summary};
 pub use table::{Align, Table, printable};

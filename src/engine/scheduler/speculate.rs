@@ -413,6 +413,7 @@ impl Sequence<'_> {
             depth_max: depth.value,
             controller: controller.value,
             set_by: [drafter.set_by, depth.set_by, controller.set_by],
+            greedy: self.submission.sampling.is_greedy(),
             primed_tokens: tokens,
             cached_tokens: cached,
             took,

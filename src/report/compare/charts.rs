@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use super::super::svg::{Anchor, Svg, lane_class, ticks};
 use super::super::{seconds, thousands};
+use super::economics_chart::economics;
 use crate::compare::{Cell, Comparison, Turn, Verdict};
 use crate::event::Scored;
 
 /// A chart: what its file is called after the report's name, its text alternative, its SVG.
 pub struct Chart {
-    /// `checkpoint`, `ttft`, `kept-sparse`.
+    /// `checkpoint`, `ttft`, `drafting`, `kept-sparse`.
     pub name: String,
     /// What it shows, in words.
     pub alternative: String,
@@ -31,6 +32,7 @@ pub fn charts(comparison: &Comparison) -> Vec<Chart> {
         return Vec::new();
     }
     let mut charts = vec![checkpoints(comparison, &turns), times(comparison, &turns)];
+    charts.extend(economics(comparison, &turns));
     charts.extend((0..comparison.names().len()).filter_map(|lane| kept_map(comparison, lane, &turns)));
     charts
 }

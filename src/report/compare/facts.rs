@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use super::super::{bytes, counted, or_dash, printable, seconds, thousands};
 use crate::compare::{Comparison, SegmentKept, Spread, Survived, Turn};
-use crate::event::{RunFacts, Segment, SpecPrefillFacts};
+use crate::config::{ControllerKind, DrafterKind};
+use crate::event::{Identity, RunFacts, Segment, SpecPrefillFacts};
 use crate::ledger::Ledger;
 
-/// One line a lane: its name, how sparse prefill is set up in it, and what else is not the same in all lanes.
+/// One line a lane: its name, how sparse prefill and speculative decoding are set up in it, and what else is not the same in all lanes.
 pub fn lane_lines(comparison: &Comparison) -> Vec<String> {
     let run = |lane: usize| comparison.ledger_of(0, lane).and_then(Ledger::run);
     let traits: Vec<Vec<String>> =
@@ -15,7 +16,8 @@ pub fn lane_lines(comparison: &Comparison) -> Vec<String> {
     let differs = |place: usize| traits.iter().any(|words| words.get(place) != traits[0].get(place));
     let line = |(lane, words): (usize, &Vec<String>)| {
         let own = words.iter().enumerate().filter(|(place, _)| differs(*place)).map(|(_, word)| word.clone());
-        let all: Vec<String> = run(lane).map(sparse_words).into_iter().chain(own).collect();
+        let set_up = run(lane).map(sparse_words).into_iter().chain(run(lane).and_then(drafting_words));
+        let all: Vec<String> = set_up.chain(own).collect();
         printable(&format!("{}: {}", comparison.name(lane), all.join(" · ")))
     };
     traits.iter().enumerate().map(line).collect()
@@ -30,6 +32,21 @@ fn sparse_words(run: &RunFacts) -> String {
             thousands(*threshold),
         ),
     }
+}
+
+/// How a lane drafts; `None` where it does not.
+fn drafting_words(run: &RunFacts) -> Option<String> {
+    let facts = run.speculation.as_ref().filter(|facts| facts.drafter != DrafterKind::None)?;
+    let model = match (facts.drafter, &facts.draft_model) {
+        (DrafterKind::Draft, Some(model)) => format!(" {model}"),
+        _ => String::new(),
+    };
+    let audit = if facts.audit { ", audited" } else { "" };
+    let depth = match facts.controller {
+        ControllerKind::Fixed => format!("{} a cycle", facts.depth_max),
+        ControllerKind::Adaptive => format!("up to {} a cycle", facts.depth_max),
+    };
+    Some(format!("drafts by {}{model}, {depth}{audit}", facts.drafter.word()))
 }
 
 /// What can set a lane apart, each in its place.
@@ -61,6 +78,7 @@ pub fn notes(comparison: &Comparison) -> Vec<String> {
         lines.extend(survival_line(comparison, lane, &turns));
         lines.extend(reply_line(comparison, lane, &turns));
         lines.extend(scorer_line(comparison, lane, &turns));
+        lines.extend(identity_line(comparison, lane));
     }
     lines.extend(order_line(comparison, &turns));
     lines.push(basis_line(comparison));
@@ -163,6 +181,29 @@ fn scorer_line(comparison: &Comparison, lane: usize, turns: &[Turn]) -> Option<S
             scorer.median * 100.0 / ttft.median
         )
     })
+}
+
+/// What was checked of a lane that drafts, and what its device promises.
+fn identity_line(comparison: &Comparison, lane: usize) -> Option<String> {
+    let (name, against) = (comparison.name(lane), comparison.name(comparison.base()));
+    let run = comparison.ledger_of(0, lane)?.run()?;
+    let verdicts = comparison.verdicts();
+    let drafted = verdicts.iter().find(|verdict| verdict.lane == name)?.speculation.as_ref()?;
+    let (same, replies) = drafted.same_replies;
+    let cycles = match drafted.audited_cycles {
+        0 => "no cycle was audited (`--set speculation.audit=true` audits all)".to_owned(),
+        cycles => format!("state and logits of {} compared with recomputation", counted(cycles, "cycle")),
+    };
+    let failed = comparison.speculation_failure(lane);
+    let verdict = match (&failed, run.identity) {
+        (Some(failure), _) => format!("FAILED at {failure}"),
+        (None, Identity::Bitwise) => "all the same, bit for bit".to_owned(),
+        (None, Identity::Tolerance) => format!("within tolerance, which is what {} promises", run.device),
+        (None, Identity::Simulated) => "all the same, in a simulation".to_owned(),
+        (None, Identity::Imported) => "another program's".to_owned(),
+    };
+    let replies = replies_counted(replies as usize);
+    Some(format!("{name} beside {against}: {same} of {replies} the same, {cycles}: {verdict}"))
 }
 
 /// Who computed first, how often.

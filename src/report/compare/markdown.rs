@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use super::super::{printable, run_line, settings_line};
 use super::charts::{Chart, charts};
+use super::drafting::drafting_table;
 use super::facts::{lane_lines, notes, verdict_lines};
 use super::table::full_table;
 use crate::compare::Comparison;
@@ -42,6 +43,15 @@ pub fn report(comparison: &Comparison, stem: &str, command: &str) -> Report {
     }
     for Chart { name, alternative, .. } in &charts {
         let _ = writeln!(text, "![{}]({}-{name}.svg)\n", plain(alternative), link(stem));
+    }
+    if let Some(table) = drafting_table(comparison, usize::MAX) {
+        text.push_str("## Drafting\n\n");
+        text.push_str(&table.markdown());
+        text.push_str(
+            "\n`cost` is what a cycle takes in dense steps of the same turn, and the tokens per cycle at which drafting breaks even. `share` is the part of a \
+             reply that cycles gave. `predicted` follows from these; `!` marks a prediction more than 10 % off `decode`, which is measured. `end to end` is from \
+             arrival to the last token, `priming` the time a drafter took to read the prompt before the first one.\n\n",
+        );
     }
     text.push_str("## Requests\n\n");
     text.push_str(&full_table(comparison).markdown());

@@ -1,11 +1,58 @@
 //! A verdict in one sentence.
 
-use crate::compare::{Outcome, Owed, Verdict};
+use crate::compare::{HELD_WITHIN, Outcome, Owed, Speculated, SpeedUp, Verdict, Worth};
 use crate::report::{counted, seconds};
 
 impl Verdict {
-    /// The verdict in one sentence. Times are summed times to first token where nothing else is said.
+    /// The verdict in one sentence. Times are summed times to first token where nothing else is said. Of a lane that drafts it says what drafting was worth,
+    /// and of prefill only where the lane scored.
     pub fn sentence(&self) -> String {
+        let scored = self.scorer_sum_s.is_some_and(|sum| sum.max > 0.0);
+        match &self.speculation {
+            Some(drafted) if scored && drafted.failure().is_none() => {
+                format!("{}; {}", self.of_drafting(drafted), self.of_prefill())
+            }
+            Some(drafted) => self.of_drafting(drafted),
+            None => self.of_prefill(),
+        }
+    }
+
+    /// `mtp decodes 1.62 times as fast as none …`.
+    fn of_drafting(&self, drafted: &Speculated) -> String {
+        let (lane, against) = (&self.lane, &self.against);
+        let speed_up = match &drafted.worth {
+            Worth::Failure(failure) => {
+                return format!("{lane} FAILED, so no speed-up is shown: {failure}");
+            }
+            Worth::SpeedUp(speed_up) => speed_up,
+        };
+        let Some(decode) = speed_up.decode.filter(|_| drafted.counters.cycles > 0) else {
+            let why = drafted.ended.as_deref().map(|why| format!(": {why}")).unwrap_or_default();
+            return match drafted.counters.cycles {
+                0 => format!("{lane} drafted nothing{why}"),
+                _ => format!("{lane} and {against}: no reply has been measured in both"),
+            };
+        };
+        let mut text = format!("{lane} decodes {} as fast as {against}", times(decode.median));
+        if let Some((gives, costs)) = drafted.tokens_per_cycle.zip(drafted.cost_ratio) {
+            let (gives, costs) = (gives.median, costs.median);
+            text += &format!(": a cycle gives {gives:.2} tokens for {costs:.2} dense steps");
+        }
+        text += &speed_up.prediction();
+        if let Some(whole) = speed_up.whole {
+            text += &format!("; end to end it is {} as fast", times(whole.median));
+            text += &end_to_end(decode.median, whole.median, drafted);
+        }
+        if let Some(why) = &drafted.ended {
+            text += &format!("; not all of it was drafted: {why}");
+        }
+        if self.repeats == 1 && !self.simulated {
+            text += " (one run)";
+        }
+        text
+    }
+
+    fn of_prefill(&self) -> String {
         let (Some(lead), Some(outcome)) = (&self.lead_s, self.outcome) else {
             return format!("{} and {}: no request has been answered in both", self.lane, self.against);
         };
@@ -71,6 +118,43 @@ impl Verdict {
             Outcome::Tie => "level".to_owned(),
         }
     }
+}
+
+impl SpeedUp {
+    /// `, 1.60 times predicted, which held`.
+    fn prediction(&self) -> String {
+        let (Some(predicted), Some(deviation)) = (self.predicted, self.deviation) else {
+            return String::new();
+        };
+        let predicted = times(predicted.median);
+        match self.held {
+            Some(true) => format!(" ({predicted} predicted, held)"),
+            _ => format!(
+                " ({predicted} predicted, {:+.0} % off: more than {:.0} %)",
+                deviation * 100.0,
+                HELD_WITHIN * 100.0
+            ),
+        }
+    }
+}
+
+/// Where decoding and the whole do not end the same way, that is said in words: what a drafter costs before the first token counts against it.
+fn end_to_end(decode: f64, whole: f64, drafted: &Speculated) -> String {
+    let priming = drafted.priming_s.filter(|priming| priming.median > 0.0);
+    let priming = priming.map(|priming| format!("{} of priming", seconds(priming.median)));
+    match (decode > 1.0, whole > 1.0) {
+        (true, false) => {
+            let what = priming.map(|time| format!(", {time} included")).unwrap_or_default();
+            format!(": decoding wins and the whole request loses, for its prefill takes longer{what}")
+        }
+        (false, true) => ": decoding loses, and the whole wins by its prefill".to_owned(),
+        _ => priming.map(|time| format!(", {time} included")).unwrap_or_default(),
+    }
+}
+
+/// `1.62 times`.
+fn times(factor: f64) -> String {
+    format!("{factor:.2} times")
 }
 
 impl Owed {

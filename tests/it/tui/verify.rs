@@ -148,6 +148,7 @@ fn speculative(run: &mut Run, number: u64, told: Told) {
         depth_max: 4,
         controller: ControllerKind::Adaptive,
         set_by: [SetBy::Hand, SetBy::Default, SetBy::Default],
+        greedy: true,
         primed_tokens: prompt,
         cached_tokens: 0,
         took: Nanos(4_000_000),
