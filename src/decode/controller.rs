@@ -30,13 +30,18 @@ use costs::CycleCosts;
 /// Losing cycles in a row after which a sequence is parked.
 const LOSING: u32 = 6;
 /// Ordinary steps of the first cooldown, and of the longest.
-const COOLDOWN: (u32, u32) = (8, 512);
+const COOLDOWN: (u32, u32) = (8, 64);
+/// Ordinary steps in a row at most, however much is owed.
+const LONGEST: u32 = 512;
 /// Cycles between ordinary steps that are made to know what one costs: until three were measured, and from then on.
-const DENSE_PROBES: (u32, u32) = (10, 32);
+const DENSE_PROBES: (u32, u32) = (12, 40);
 /// Cycles after which a depth beside the best is tried again.
 const DEPTH_PROBES: u32 = 32;
-/// A depth is not tried for the sake of knowing where it is expected to have less than this part of the best rate.
-const WORTH_TRYING: f64 = 0.75;
+/// A depth is not tried for the sake of knowing where it is expected to have less than this part of the best rate: while few depths were measured,
+/// and from then on.
+const WORTH_TRYING: (f64, f64) = (0.75, 0.86);
+/// How many are few.
+const FEW_DEPTHS: usize = 4;
 /// Trials of depth 1 before its acceptance is believed to be too low.
 const TRIALS: u32 = 2;
 /// Dense steps of credit: at first, gained with every token, and at most.
@@ -163,15 +168,21 @@ impl DepthController {
         }
         self.since.iter_mut().for_each(|since| *since = since.saturating_add(1));
         self.last = Some((drafted, accepted));
-        let Some(gain) = gain else { return };
+        let Some(gain) = gain else {
+            self.on_trial &= accepted == 0;
+            return;
+        };
         self.credit = (self.credit + gain).min(CREDIT.2);
         if gain >= 0.0 {
             self.losing_streak = 0;
             self.cooldown = COOLDOWN.0;
+            self.on_trial = false;
             return;
         }
         self.losing_streak = self.losing_streak.saturating_add(1);
-        if self.on_trial || self.losing_streak >= LOSING || self.credit < -OVERDRAFT {
+        // One bad cycle of a depth that is worth it nevertheless fails no trial.
+        let failed = std::mem::take(&mut self.on_trial) && best(&self.rates()) == 0;
+        if failed || self.losing_streak >= LOSING || self.credit < -OVERDRAFT {
             self.park();
         }
     }
@@ -182,16 +193,18 @@ impl DepthController {
         if drafted == 0 {
             return None;
         }
+        let dense = self.costs.measured(0)?;
         let usual = self.costs.measured(drafted);
+        let assumed = usual.unwrap_or(dense * (1.0 + ASSUMED_SLOPE * f64::from(drafted)));
         let cost = match took {
-            Some(took) => usual.map_or(took.0 as f64, |usual| (took.0 as f64).min(usual * 3.0)),
+            Some(took) => (took.0 as f64).min(assumed * 3.0),
             None => usual?,
         };
-        Some(f64::from(accepted + 1) - cost / self.costs.measured(0)?)
+        Some(f64::from(accepted + 1) - cost / dense)
     }
 
     fn park(&mut self) {
-        let owed = (-self.credit / CREDIT.1).max(0.0).ceil().min(f64::from(COOLDOWN.1)) as u32;
+        let owed = (-self.credit / CREDIT.1).max(0.0).ceil().min(f64::from(LONGEST)) as u32;
         self.parked = Some(self.cooldown.max(owed));
         self.cooldown = self.cooldown.saturating_mul(2).min(COOLDOWN.1);
         self.on_trial = false;
@@ -219,11 +232,14 @@ impl DepthController {
         if cap == 0 {
             return (0, DepthReason::Limited);
         }
-        let best = best(rates);
-        if best == 0 && self.on_trial {
+        if self.on_trial {
             return (1, DepthReason::Reentry);
         }
-        self.on_trial = false;
+        // What nobody has measured is approached one by one.
+        let deepest =
+            (0..=self.depth_max).rev().find(|depth| self.costs.measurements(*depth) > 0).unwrap_or(0);
+        let near = if self.costs.are_not_told() { self.depth_max } else { self.depth_max.min(deepest + 1) };
+        let best = best(&rates[..=near as usize]);
         if best == 0 {
             if self.acceptance.tests(0) < f64::from(TRIALS) * 0.9 {
                 return (1, DepthReason::Explore);
@@ -235,26 +251,28 @@ impl DepthController {
             return (depth, DepthReason::Explore);
         }
         match best <= cap {
+            true if self.costs.measurements(best) == 0 => (best, DepthReason::Explore),
             true => (best, DepthReason::Best),
             false => (self::best(&rates[..=cap as usize]), DepthReason::Limited),
         }
     }
 
     fn dense_probe_due(&self) -> bool {
-        let few = self.costs.measurements(0) < 3;
         // Where sequences share forwards nothing is measured, however often it is tried.
-        if self.costs.measured(0).is_none() {
-            return !self.costs.are_not_told();
+        if self.costs.are_not_told() {
+            return false;
         }
-        let interval = if few { DENSE_PROBES.0 } else { DENSE_PROBES.1 };
-        !self.dense_known && !self.costs.are_not_told() || self.since[0] >= interval
+        let interval = if self.costs.measurements(0) < 3 { DENSE_PROBES.0 } else { DENSE_PROBES.1 };
+        !self.dense_known || self.since[0] >= interval || self.costs.wants_dense_step()
     }
 
     /// A depth that would be good to know more about.
     fn unknown_depth(&self, rates: &[Rate], best: u32) -> Option<u32> {
+        let measured = (0..=self.depth_max).filter(|depth| self.costs.measurements(*depth) > 0).count();
+        let part = if measured < FEW_DEPTHS { WORTH_TRYING.0 } else { WORTH_TRYING.1 };
         let promising = |depth: u32| {
             let (rate, best) = (rates.get(depth as usize)?, rates.get(best as usize)?);
-            (rate.per_second >= best.per_second * WORTH_TRYING).then_some(depth)
+            (rate.per_second >= best.per_second * part).then_some(depth)
         };
         // One more than a draft that was accepted whole.
         let next =
@@ -275,7 +293,7 @@ impl DepthController {
         let lines = self.costs.lines();
         let dense = self.costs.measured(0).unwrap_or(1.0);
         let rate = |depth: u32| {
-            let known = self.costs.expected(&lines, depth);
+            let known = lines.expected(depth);
             let cost = known.unwrap_or(dense * (1.0 + ASSUMED_SLOPE * f64::from(depth)));
             let tokens = expected_tokens(acceptance[..depth as usize].iter().copied());
             Rate { per_second: tokens / cost * 1e9, known: known.is_some() }

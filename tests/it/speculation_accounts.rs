@@ -11,9 +11,9 @@ use escarp::compare::Spread;
 use escarp::decode::economics::{Economics, Matched, MatchedRun, decode_ms_per_token, relative_width};
 use study::{Cycles, MATCHED, PRODUCTION, Run, counters, runs};
 
-/// Half of the last of `decimals` published digits, and what rounding the parts first may add to it.
+/// Half of the last of `decimals` published digits, and as much again: the study rounded each run's figures before it took their median.
 fn to(decimals: i32) -> f64 {
-    0.5 * 10f64.powi(-decimals) + 2e-5
+    10f64.powi(-decimals)
 }
 
 #[track_caller]

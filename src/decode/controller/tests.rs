@@ -1,5 +1,7 @@
 //! Tests of the controller in a simulated decode: stationary and changing acceptance, several cost curves, noisy times.
 
+use proptest::prelude::*;
+
 use super::*;
 
 /// What forwards of 1, 2, 3, … tokens cost in dense steps on the bundled model at a short context, its cost beyond 5 drawn on.
@@ -119,4 +121,214 @@ fn it_comes_close_to_the_best_fixed_depth_within_a_reply() {
         }
     }
     assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+#[test]
+fn noise_and_outliers_do_not_mislead_it_much() {
+    for (name, curve) in [("measured", &MEASURED), ("cheap", &CHEAP)] {
+        for p in [0.0, 0.3, 0.6, 0.8, 0.95, 1.0] {
+            let [cold, warm, best] = figures(curve, &|_, _| p, 4, true);
+            assert!(
+                cold <= best * 1.13 && warm <= best * 1.07,
+                "{name} p {p}: cold {:.3} warm {:.3}",
+                cold / best,
+                warm / best
+            );
+        }
+    }
+}
+
+#[test]
+fn nothing_accepted_costs_at_most_4_percent_of_a_reply() {
+    // With times that are ten times too long now and then, two of three at the wrong moment cost a little more.
+    for (noise, bound, mean_bound) in
+        [(&quiet as &dyn Fn(u64, &mut Random) -> f64, 1.04, 1.03), (&outliers, 1.07, 1.03)]
+    {
+        for curve in [&MEASURED, &LONG, &CHEAP, &DEAR] {
+            for depth_max in [1, 4, 8] {
+                let mut costs = Vec::new();
+                for seed in 0..40 {
+                    let mut controller = adaptive(depth_max);
+                    let decode = Decode { curve, acceptance: &|_, _| 0.0, offered: &|_| 16, noise };
+                    for reply in 0..3 {
+                        let (cost, decisions) = decode.run(&mut controller, 256, seed * 3 + reply);
+                        assert!(cost <= 256.0 * bound, "{cost} dense steps for 256 tokens at {curve:?}");
+                        let parked = decisions.iter().filter(|d| d.reason == DepthReason::Parked).count();
+                        assert!(parked > 150, "parked for {parked} tokens");
+                        costs.push(cost);
+                    }
+                }
+                let mean = costs.iter().sum::<f64>() / costs.len() as f64;
+                assert!(mean <= 256.0 * mean_bound, "{mean} dense steps at {curve:?}");
+            }
+        }
+    }
+}
+
+/// The lengths of the spans in which a sequence was parked.
+fn parked_spans(decisions: &[DepthDecision]) -> Vec<usize> {
+    let parked: Vec<bool> = decisions.iter().map(|d| d.reason == DepthReason::Parked).collect();
+    parked.chunk_by(|a, b| a == b).filter(|span| span[0]).map(<[bool]>::len).collect()
+}
+
+#[test]
+fn cooldowns_double_and_a_win_resets_them() {
+    let decode = |acceptance| Decode { curve: &LONG, acceptance, offered: &|_| 16, noise: &quiet };
+    let (_, decisions) = decode(&|_, _| 0.0).run(&mut adaptive(4), 400, 1);
+    let spans = parked_spans(&decisions);
+    assert_eq!(spans[..4], [8, 16, 32, 64], "{spans:?}");
+    // Each span is followed by a trial of one token.
+    for pair in decisions.windows(2) {
+        if pair[0].reason == DepthReason::Parked && pair[1].reason != DepthReason::Parked {
+            assert_eq!((pair[1].reason, pair[1].depth), (DepthReason::Reentry, 1));
+        }
+    }
+    let cooldowns: Vec<_> = decisions.iter().filter_map(|d| d.cooldown).collect();
+    assert_eq!(cooldowns[..9], [8, 7, 6, 5, 4, 3, 2, 1, 16]);
+
+    // What is copied from place 100 to 200 is accepted: the trial after it wins, and the next cooldown is the first again.
+    let (_, decisions) =
+        decode(&|at, _| if (100..200).contains(&at) { 1.0 } else { 0.0 }).run(&mut adaptive(4), 500, 1);
+    let after: Vec<_> = decisions.iter().skip_while(|d| d.first < 200).cloned().collect();
+    assert_eq!(parked_spans(&after)[..3], [8, 16, 32]);
+    let deep = decisions.iter().filter(|d| (130..190).contains(&d.first)).map(|d| d.depth).max();
+    assert_eq!(deep, Some(4));
+}
+
+#[test]
+fn it_follows_a_reply_that_turns_from_prose_to_copy_and_back() {
+    let acceptance = |at: u64, _: u32| if at / 150 % 2 == 1 { 1.0 } else { 0.1 };
+    let decode = Decode { curve: &MEASURED, acceptance: &acceptance, offered: &|_| 16, noise: &quiet };
+    let mean = |run: &dyn Fn(u64) -> f64| (0..20).map(run).sum::<f64>() / 20.0;
+    let adaptive = mean(&|seed| decode.run(&mut adaptive(4), 1_200, seed).0);
+    let fixed = |depth| {
+        mean(&|seed| decode.run(&mut DepthController::new(ControllerKind::Fixed, depth), 1_200, seed).0)
+    };
+    let best = (0..=4).map(fixed).fold(f64::MAX, f64::min);
+    assert!(adaptive < best * 0.95, "{adaptive} against {best}");
+}
+
+#[test]
+fn a_drafter_without_a_draft_is_an_ordinary_step() {
+    // Matches at every tenth place only, and what they offer is accepted: the rest neither parks nor spoils it.
+    let offered = |at: u64| if at % 10 < 3 { 4 } else { 0 };
+    let decode = Decode { curve: &MEASURED, acceptance: &|_, _| 1.0, offered: &offered, noise: &quiet };
+    let mut controller = adaptive(4);
+    let (cost, decisions) = decode.run(&mut controller, 512, 1);
+    assert!(decisions.iter().all(|d| d.reason != DepthReason::Parked));
+    assert!(cost < 0.85 * 512.0, "{cost}");
+    assert_eq!(controller.acceptance.seen(0), Some(controller.acceptance.estimate(0)));
+    assert!(controller.acceptance.estimate(0) > 0.9);
+    assert!((controller.costs.measured(0).unwrap() / STEP - 1.0).abs() < 0.02);
+
+    // One that never gives any costs nothing at all.
+    let never = Decode { offered: &|_| 0, ..decode };
+    let (cost, decisions) = never.run(&mut adaptive(4), 512, 1);
+    assert_eq!(cost, 512.0);
+    assert!(decisions.iter().all(|d| d.reason != DepthReason::Parked));
+}
+
+#[test]
+fn forwards_that_others_share_teach_acceptance_and_no_cost() {
+    let mut controller = adaptive(4);
+    controller.start_reply();
+    for first in 0..200 {
+        let decision = controller.decide(first, 16);
+        let accepted = decision.depth.min(3);
+        controller.observe(&Outcome { depth: decision.depth, drafted: decision.depth, accepted, took: None });
+    }
+    let decision = controller.decide(200, 16);
+    assert!(decision.cost.iter().all(Option::is_none));
+    assert!(decision.rate.iter().all(Option::is_none));
+    assert!(decision.acceptance[..3].iter().all(|p| p.is_some_and(|p| p > 0.8)), "{:?}", decision.acceptance);
+    assert!(decision.depth >= 2);
+    assert!(!controller.is_parked());
+}
+
+#[test]
+fn a_decision_carries_what_it_was_made_from() {
+    let decode = Decode { curve: &MEASURED, acceptance: &|_, _| 0.95, offered: &|_| 16, noise: &quiet };
+    let mut controller = adaptive(4);
+    let (_, decisions) = decode.run(&mut controller, 256, 7);
+    assert_eq!((decisions[0].reason, decisions[0].depth), (DepthReason::DenseProbe, 0));
+    assert_eq!((decisions[1].reason, decisions[1].depth), (DepthReason::Explore, 1));
+    // Nobody has measured depth 1 yet, and nobody seen a draft.
+    assert_eq!((decisions[1].cost[1], decisions[1].acceptance[0]), (None, None));
+    assert!(decisions[1].cost[0].is_some());
+    let last = decisions.iter().rfind(|d| d.reason == DepthReason::Best).unwrap();
+    let cost = |depth: usize| last.cost[depth].unwrap().0 as f64 / STEP;
+    for depth in 0..=4 {
+        assert!((cost(depth) / MEASURED[depth] - 1.0).abs() < 0.02, "{:?}", last.cost);
+        let acceptance = last.acceptance[..depth].iter().map(|p| p.unwrap());
+        let rate = expected_tokens(acceptance) / last.cost[depth].unwrap().seconds();
+        assert!((rate / last.rate[depth].unwrap() - 1.0).abs() < 1e-6);
+    }
+    let best = last.rate.iter().flatten().copied().fold(0.0, f64::max);
+    assert_eq!(last.rate[last.depth as usize], Some(best));
+}
+
+#[test]
+fn what_it_learned_holds_for_the_next_reply() {
+    let decode = Decode { curve: &MEASURED, acceptance: &|_, _| 1.0, offered: &|_| 16, noise: &quiet };
+    let mut controller = adaptive(4);
+    decode.run(&mut controller, 256, 1);
+    let (_, decisions) = decode.run(&mut controller, 256, 2);
+    assert_eq!((decisions[0].reason, decisions[1].depth), (DepthReason::DenseProbe, 4));
+    // A machine that is half as fast from now on changes no ratio of costs, so it is as sure as before.
+    let slow = Decode { noise: &|_, _| 2.0, ..decode };
+    let (cost, decisions) = slow.run(&mut controller, 256, 3);
+    assert!(
+        decisions[1..]
+            .iter()
+            .all(|d| d.depth > 0 || matches!(d.reason, DepthReason::DenseProbe | DepthReason::Limited))
+    );
+    assert!(cost < 180.0, "{cost}");
+}
+
+#[test]
+fn fixed_drafts_what_it_is_told_and_knows_what_it_saw() {
+    let decode = Decode {
+        curve: &MEASURED,
+        acceptance: &|_, p| [1.0, 0.0][p.min(1) as usize],
+        offered: &|_| 16,
+        noise: &quiet,
+    };
+    let mut controller = DepthController::new(ControllerKind::Fixed, 3);
+    let (_, decisions) = decode.run(&mut controller, 100, 1);
+    assert!(decisions.iter().all(|d| match d.reason {
+        DepthReason::Fixed => d.depth == 3,
+        DepthReason::Limited => d.depth == d.room && d.depth < 3,
+        _ => false,
+    }));
+    let last = &decisions[40];
+    assert!(last.acceptance[0].unwrap() > 0.95 && last.acceptance[1].unwrap() < 0.1);
+    assert_eq!((last.acceptance[2], last.cost[1]), (None, None));
+    assert!(last.cost[3].is_some());
+}
+
+proptest! {
+    #[test]
+    fn equal_histories_give_equal_decisions_within_what_there_is_room_for(
+        depth_max in 0u32..17,
+        history in proptest::collection::vec((0u32..20, 0u32..20, 0u32..20, proptest::option::of(0u64..u64::MAX), any::<bool>()), 0..200),
+    ) {
+        let mut controllers = [adaptive(depth_max), adaptive(depth_max)];
+        for (first, (room, drafted, accepted, took, new_reply)) in history.into_iter().enumerate() {
+            let decisions = controllers.each_mut().map(|controller| {
+                if new_reply && first % 7 == 0 {
+                    controller.start_reply();
+                }
+                let decision = controller.decide(first as u64, room);
+                let took = took.map(Nanos);
+                // What comes back may be anything.
+                controller.observe(&Outcome { depth: decision.depth, drafted, accepted, took });
+                decision
+            });
+            prop_assert!(decisions[0].depth <= depth_max.min(room));
+            prop_assert_eq!(&decisions[0], &decisions[1]);
+            let numbers = decisions[0].rate.iter().chain(&decisions[0].acceptance).flatten();
+            prop_assert!(numbers.into_iter().all(|number| number.is_finite()));
+            prop_assert_eq!(decisions[0].cooldown.is_some(), decisions[0].reason == DepthReason::Parked);
+        }
+    }
 }
