@@ -81,7 +81,7 @@ fn adaptive(depth_max: u32) -> DepthController {
 /// The mean cost of 256 tokens over many seeds, in dense steps: of the controller in its first reply, of itself in its third, and of the best
 /// fixed depth.
 fn figures(curve: &[f64; 9], acceptance: &dyn Fn(u64, u32) -> f64, depth_max: u32, noisy: bool) -> [f64; 3] {
-    const SEEDS: u64 = 60;
+    const SEEDS: u64 = 30;
     let quiet = Decode { curve, acceptance, offered: &|_| 16, noise: &quiet };
     let fixed = (0..=depth_max).map(|depth| {
         let run = |seed| quiet.run(&mut DepthController::new(ControllerKind::Fixed, depth), 256, seed).0;
