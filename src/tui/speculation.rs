@@ -227,7 +227,8 @@ pub(super) fn status_words(model: &Model, room: usize) -> Option<String> {
             let depth = depth_mark(start.depth_max, start.controller);
             let controller = start.controller.word();
             let figures = Figures::of(model, request);
-            match (figures.failure(), figures.tokens_per_cycle(), figures.cost()) {
+            let economics = figures.economics();
+            match (figures.failure(), economics.tokens_per_cycle, economics.cost_ratio) {
                 (Some(_), ..) => vec![format!("{drafter} AUDIT FAILED"), "AUDIT FAILED".to_owned()],
                 (None, Some(gives), Some(cost)) => vec![
                     format!("{drafter} {depth} {controller}: {gives:.2} tokens for {cost:.2} steps"),

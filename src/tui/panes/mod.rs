@@ -38,7 +38,8 @@ pub fn title_note(model: &Model, pane: Pane, room: usize) -> String {
             let kept = scored.map_or_else(String::new, |request| {
                 format!(" · █ kept ▒ partly · dropped at turn {}, lines approx.", request.turn)
             });
-            let drafted = model.selected().is_some_and(|request| Figures::of(model, request).accepted() > 0);
+            let drafted =
+                model.selected().is_some_and(|request| Figures::of(model, request).counters().accepted > 0);
             let accepted = if drafted { " · accepted drafts underlined" } else { "" };
             fit(&format!("lane {}{kept}{accepted}", model.ui.lane.label()), room).into_owned()
         }

@@ -120,8 +120,9 @@ fn cycles(model: &Model, request: &RequestFacts) -> Option<String> {
     if figures.failure().is_some() {
         return Some("AUDIT".to_owned());
     }
-    let cost = figures.cost().map_or_else(|| UNKNOWN.to_owned(), |cost| format!("{cost:.2}"));
-    Some(format!("{:.2}/{cost}", figures.tokens_per_cycle()?))
+    let economics = figures.economics();
+    let cost = economics.cost_ratio.map_or_else(|| UNKNOWN.to_owned(), |cost| format!("{cost:.2}"));
+    Some(format!("{:.2}/{cost}", economics.tokens_per_cycle?))
 }
 
 /// The columns that fit `room`, most important first; that of cycles only where there are some.

@@ -24,9 +24,9 @@ impl Drawing<'_> {
             )]];
         if figures.failure().is_some() {
             groups.push(vec![canvas.span("AUDIT FAILED: no speed-up counts  ", Tone::Warn)]);
-        } else if let Some(gives) = figures.tokens_per_cycle() {
+        } else if let Some(gives) = figures.economics().tokens_per_cycle {
             let number = |value: Option<f64>| value.map_or_else(|| UNKNOWN.to_owned(), |v| format!("{v:.2}"));
-            let cost = figures.cost();
+            let cost = figures.economics().cost_ratio;
             let tone = match cost {
                 Some(cost) if gives > cost => Tone::Good,
                 Some(_) => Tone::Warn,
@@ -38,7 +38,7 @@ impl Drawing<'_> {
                 canvas.span(number(cost), tone),
                 canvas.span(" dense steps  ", Tone::Dim),
             ]);
-            if let Some(share) = figures.share() {
+            if let Some(share) = figures.counters().share() {
                 groups.push(dim(format!("share {:.0} %  ", share * 100.0)));
             }
         } else {

@@ -14,7 +14,7 @@ use crate::tui::text::{self, fit, right, thousands};
 use crate::tui::theme::Tone;
 use crate::tui::view::Canvas;
 
-/// Rows of more dense steps than this are cut.
+/// Tokens beyond so many are not on the scale.
 const MOST_STEPS: f64 = 24.0;
 
 /// A row of the list.
@@ -148,22 +148,25 @@ impl Verify<'_> {
         }
     }
 
-    /// One scale for all rows in sight: the longest bar and the last token fit, unless one is far longer than the others.
+    /// One scale for all rows in sight: bars and tokens fit, but for bars that are far longer than the others.
     fn scale(&self, shown: &[Entry<'_>], width: usize) -> Scale {
         let dense = self.figures.dense_nanos();
         let columns = (width * 2 / 5).saturating_sub(6).clamp(8, 64);
-        let cycles = shown.iter().filter_map(|entry| match entry {
-            Entry::Cycle(cycle) => Some(*cycle),
-            Entry::Parked { .. } => None,
-        });
-        let mut full = 0.0f64;
-        for cycle in cycles {
-            let took = cycle.took().map_or(0.0, |took| took.0 as f64);
-            let tokens = dense.map_or(0.0, |dense| dense * f64::from(cycle.accepted.min(64) + 1));
-            let most = dense.map_or(f64::INFINITY, |dense| dense * MOST_STEPS);
-            full = full.max(took.min(most)).max(tokens.min(most));
-        }
-        Scale { columns, full, dense }
+        let cycles = || {
+            shown.iter().filter_map(|entry| match entry {
+                Entry::Cycle(cycle) => Some(*cycle),
+                Entry::Parked { .. } => None,
+            })
+        };
+        let took = |cycle: &Cycle| cycle.took().map_or(0.0, |took| took.0 as f64);
+        let steps = dense.unwrap_or(0.0);
+        let tokens = cycles().map(|cycle| steps * (f64::from(cycle.accepted) + 1.0).min(MOST_STEPS));
+        let tokens = tokens.fold(0.0, f64::max);
+        let mut bars: Vec<f64> = cycles().map(took).collect();
+        bars.sort_by(f64::total_cmp);
+        let usual = bars.get(bars.len() / 2).copied().unwrap_or(0.0);
+        let longest = bars.last().copied().unwrap_or(0.0).min(usual.max(tokens) * 2.0);
+        Scale { columns, full: tokens.max(longest), dense }
     }
 
     fn cycle(

@@ -42,8 +42,10 @@ impl Verify<'_> {
             lines.push(Line::from(canvas.span("    no figure counts after a failed audit", Tone::Warn)));
             return lines;
         }
-        let most = rows.iter().flat_map(|row| [row.cost, row.gives]).flatten().map(|(value, _)| value);
-        let most = most.filter(|value| value.is_finite()).fold(1.0, f64::max).min(MOST);
+        // Rows that nothing is given for, and far-off costs, do not squeeze the others.
+        let known = rows.iter().filter_map(|row| Some((row.gives?.0, row.cost?.0)));
+        let most = known.fold(2.0, |most: f64, (gives, cost)| most.max(gives).max(cost.min(gives * 3.0)));
+        let most = most.min(MOST);
         let (now, best) = (self.figures.depth_now(), self.figures.best_depth());
         for row in &rows {
             let marks = (now == Some(row.depth), best == Some(row.depth));

@@ -1,5 +1,8 @@
-//! The figures the pane shows of a request, and where each comes from.
+//! The figures the pane shows of a request, and where each comes from. The accounting itself is [`economics`](crate::decode::economics).
 
+use crate::decode::economics::{
+    Counters, CycleTime, Economics, Position, best_depth, decode_ms_per_token, expected_tokens, ratio,
+};
 use crate::event::{Audit, Cycle, Nanos};
 use crate::ledger::{RequestFacts, Speculation};
 use crate::tui::app::Model;
@@ -26,8 +29,6 @@ pub(super) enum DenseSource {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct DepthRow {
     pub(super) depth: u32,
-    /// Cycles that drafted so many tokens.
-    pub(super) cycles: usize,
     /// Time of a forward over one token more, where the curve was measured.
     pub(super) forward: Option<Nanos>,
     /// In dense steps, and whether it was measured at this depth.
@@ -39,33 +40,38 @@ pub(super) struct DepthRow {
 impl DepthRow {
     /// Tokens per dense step: above 1 it wins.
     pub(super) fn rate(&self) -> Option<f64> {
-        let rate = self.gives?.0 / self.cost?.0;
-        rate.is_finite().then_some(rate)
+        ratio(self.gives?.0, self.cost?.0)
     }
 }
 
 /// What is known of a request's speculative decoding.
 pub(in crate::tui) struct Figures<'a> {
-    request: &'a RequestFacts,
     speculation: Option<&'a Speculation>,
+    counters: Counters,
     dense: Option<DenseStep>,
 }
 
 impl<'a> Figures<'a> {
     pub(in crate::tui) fn of(model: &'a Model, request: &'a RequestFacts) -> Figures<'a> {
         let speculation = request.speculation.as_deref();
-        Figures { request, speculation, dense: dense_step(model, request) }
+        let cycles = speculation.map_or(&[][..], |speculation| &speculation.cycles);
+        let tokens = request.output_tokens.unwrap_or(request.tokens.len() as u64);
+        let counters = Counters::of(cycles, tokens);
+        Figures { speculation, counters, dense: dense_step(model, request) }
     }
 
     fn cycles(&self) -> &'a [Cycle] {
         self.speculation.map_or(&[], |speculation| &speculation.cycles)
     }
 
+    pub(in crate::tui) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
     /// The first cycle whose audit failed.
     pub(in crate::tui) fn failure(&self) -> Option<(&'a Cycle, &'a Audit)> {
-        self.cycles()
-            .iter()
-            .find_map(|cycle| Some((cycle, cycle.audit.as_ref().filter(|audit| !audit.passed)?)))
+        let failed = |cycle: &'a Cycle| Some((cycle, cycle.audit.as_ref().filter(|audit| !audit.passed)?));
+        self.cycles().iter().find_map(failed)
     }
 
     pub(super) fn dense(&self) -> Option<DenseStep> {
@@ -76,60 +82,20 @@ impl<'a> Figures<'a> {
         self.dense.map(|dense| dense.nanos)
     }
 
-    /// What a token took on average in a reply that nothing drafted for.
-    pub(super) fn own_dense_step(&self) -> Option<Nanos> {
-        per_token(self.request).map(|nanos| Nanos(nanos as u64))
+    /// Where the time of all cycles went; `None` where sequences shared a forward.
+    pub(super) fn time(&self) -> Option<CycleTime> {
+        CycleTime::of(self.cycles()).filter(|_| !self.cycles().is_empty())
     }
 
-    pub(in crate::tui) fn accepted(&self) -> u64 {
-        self.cycles().iter().map(|cycle| u64::from(cycle.accepted)).sum()
+    /// By the request's own dense step.
+    pub(in crate::tui) fn economics(&self) -> Economics {
+        self.against(self.dense_nanos().map(|nanos| nanos / 1e6))
     }
 
-    pub(super) fn drafted(&self) -> u64 {
-        self.cycles().iter().map(|cycle| u64::from(cycle.drafted)).sum()
-    }
-
-    pub(super) fn tested(&self) -> u64 {
-        self.cycles().iter().map(|cycle| u64::from(cycle.tested)).sum()
-    }
-
-    /// `(accepted + cycles) / cycles`
-    pub(in crate::tui) fn tokens_per_cycle(&self) -> Option<f64> {
-        let cycles = self.cycles().len();
-        (cycles > 0).then(|| (self.accepted() as f64 + cycles as f64) / cycles as f64)
-    }
-
-    /// A cycle in dense steps.
-    pub(in crate::tui) fn cost(&self) -> Option<f64> {
-        let dense = self.dense?.nanos;
-        let cycles = self.cycles();
-        let took: Option<f64> = cycles.iter().map(|cycle| Some(cycle.took()?.0 as f64)).sum();
-        took.filter(|_| !cycles.is_empty()).map(|took| took / cycles.len() as f64 / dense)
-    }
-
-    pub(super) fn cycle_count(&self) -> usize {
-        self.cycles().len()
-    }
-
-    /// `(accepted + cycles) / output_tokens`, of the reply as far as it has come.
-    pub(in crate::tui) fn share(&self) -> Option<f64> {
-        let tokens = self.request.output_tokens.unwrap_or(self.request.tokens.len() as u64);
-        let given = self.accepted().saturating_add(self.cycles().len() as u64);
-        (tokens > 0 && given > 0).then(|| (given as f64 / tokens as f64).min(1.0))
-    }
-
-    /// What the accounting predicts.
-    pub(super) fn predicted(&self) -> Option<f64> {
-        let (gives, cost, share) = (self.tokens_per_cycle()?, self.cost()?, self.share()?);
-        let predicted = 1.0 / (share / (gives / cost) + 1.0 - share);
-        predicted.is_finite().then_some(predicted)
-    }
-
-    /// What a dense reply shows: how much faster a token was, and the dense request's turn.
-    pub(super) fn measured(&self) -> Option<(f64, u32)> {
-        let DenseSource::Request(turn) = self.dense?.from else { return None };
-        let own = per_token(self.request).filter(|_| self.shared().is_none())?;
-        Some((self.dense?.nanos / own, turn))
+    /// With dense steps of so many milliseconds.
+    pub(super) fn against(&self, dense_ms: Option<f64>) -> Economics {
+        let cycles_ms = self.time().map(|time| time.total().0 as f64 / 1e6);
+        Economics::of(&self.counters, cycles_ms, dense_ms)
     }
 
     /// The other sequences in a forward, at most, where there were any.
@@ -146,22 +112,8 @@ impl<'a> Figures<'a> {
         Some(self.speculation?.decisions.last()?.depth)
     }
 
-    /// Acceptance by position, given that the positions before were accepted: tested and accepted.
-    pub(super) fn positions(&self) -> Vec<(u64, u64)> {
-        let mut out = Vec::new();
-        for cycle in self.cycles() {
-            for at in 0..cycle.tested.min(64) {
-                if out.len() <= at as usize {
-                    out.push((0u64, 0u64));
-                }
-                out[at as usize].0 += 1;
-                out[at as usize].1 += u64::from(at < cycle.accepted);
-            }
-        }
-        out
-    }
-
-    /// Cost and gain by depth: as cycles of that depth showed, otherwise by the curve and by acceptance at each position.
+    /// Cost and gain by depth: as cycles of that depth showed, otherwise by the curve and by acceptance at each position. Of costs the median, so
+    /// that one disturbed forward decides nothing.
     pub(super) fn by_depth(&self) -> Vec<DepthRow> {
         const MOST: u32 = 16;
         let curve = self.speculation.and_then(|speculation| speculation.curve.as_ref());
@@ -170,70 +122,74 @@ impl<'a> Figures<'a> {
         };
         let depth_max = self.speculation.and_then(|s| s.start.as_ref()).map_or(0, |start| start.depth_max);
         let last = depth_max.max(if curve.is_some() { 7 } else { 0 }).min(MOST);
-        let positions = self.positions();
-        let mut expected = Some(1.0);
-        let mut reached = 1.0;
+        let acceptance = self.acceptance();
+        let dense = self.dense_nanos();
         let row = |depth: u32| {
-            if depth > 0 {
-                let position = positions.get(depth as usize - 1).filter(|position| position.0 > 0);
-                expected = expected.zip(position).map(|(sum, (tested, accepted))| {
-                    reached *= *accepted as f64 / *tested as f64;
-                    sum + reached
-                });
-            }
-            let own: Vec<&Cycle> = self.cycles().iter().filter(|cycle| cycle.drafted == depth).collect();
-            let mean = |values: Vec<f64>| {
-                let count = values.len() as f64;
-                (count > 0.0).then(|| values.into_iter().sum::<f64>() / count)
-            };
-            let took = mean(own.iter().filter_map(|cycle| Some(cycle.took()?.0 as f64)).collect());
-            let dense = self.dense_nanos();
-            let measured = took.zip(dense).map(|(took, dense)| (took / dense, true));
-            let predicted = point(depth + 1).zip(dense).map(|(point, dense)| (point.0 as f64 / dense, false));
-            let counted = mean(own.iter().map(|cycle| f64::from(cycle.accepted) + 1.0).collect());
-            DepthRow {
-                depth,
-                cycles: own.len(),
-                forward: point(depth + 1),
-                cost: measured.or(predicted),
-                gives: counted.map(|gives| (gives, true)).or(expected.map(|gives| (gives, false))),
-            }
+            let own = || self.cycles().iter().filter(|cycle| cycle.drafted == depth);
+            let took = median(own().filter_map(|cycle| Some(cycle.took()?.0 as f64)).collect());
+            let measured = took.zip(dense).and_then(|(took, dense)| Some((ratio(took, dense)?, true)));
+            let forward = point(depth.saturating_add(1));
+            let by_curve = forward.zip(dense);
+            let by_curve =
+                by_curve.and_then(|(forward, dense)| Some((ratio(forward.0 as f64, dense)?, false)));
+            let given = own().fold((0.0, 0.0), |(tokens, cycles), cycle| {
+                (tokens + f64::from(cycle.accepted) + 1.0, cycles + 1.0)
+            });
+            let counted = ratio(given.0, given.1).map(|gives| (gives, true));
+            let expected = acceptance.get(..depth as usize);
+            let expected = expected.map(|acceptance| (expected_tokens(acceptance.iter().copied()), false));
+            DepthRow { depth, forward, cost: measured.or(by_curve), gives: counted.or(expected) }
         };
         (0..=last).map(row).collect()
     }
 
-    /// The depth with the best rate.
+    /// Acceptance at each position, as far as every one of them was put to the test.
+    fn acceptance(&self) -> Vec<f64> {
+        self.counters.positions.iter().map_while(Position::acceptance).collect()
+    }
+
+    /// The depth with the best rate, as the acceptance of all cycles and what depths cost predict.
     pub(super) fn best_depth(&self) -> Option<u32> {
-        let rates = self.by_depth().into_iter().filter_map(|row| Some((row.depth, row.rate()?)));
-        rates.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(depth, _)| depth)
+        let rows = self.by_depth();
+        let cost = |depth: u32| rows.iter().find(|row| row.depth == depth)?.cost.map(|cost| cost.0);
+        best_depth(&self.acceptance(), cost).map(|(depth, _)| depth)
     }
 }
 
-fn per_token(request: &RequestFacts) -> Option<f64> {
-    let tokens = request.output_tokens?.checked_sub(1).filter(|tokens| *tokens > 0)?;
-    Some(request.decode?.0 as f64 / tokens as f64).filter(|nanos| *nanos > 0.0)
+/// Milliseconds that a reply took for each token.
+pub(super) fn ms_per_token(request: &RequestFacts) -> Option<f64> {
+    decode_ms_per_token(request.decode?.seconds(), request.output_tokens?)
+}
+
+/// Whether it decoded without a drafter, and how fast is known.
+pub(super) fn is_dense(request: &RequestFacts) -> bool {
+    let drafted = request.speculation.as_ref().is_some_and(|s| s.start.is_some() || !s.cycles.is_empty());
+    !drafted && ms_per_token(request).is_some()
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
 }
 
 fn dense_step(model: &Model, request: &RequestFacts) -> Option<DenseStep> {
+    let step = |nanos: f64, from| Some(DenseStep { nanos, from }).filter(|step| step.nanos > 0.0);
     let speculation = request.speculation.as_deref()?;
-    let own: Vec<u64> = speculation
-        .cycles
-        .iter()
-        .filter(|cycle| cycle.drafted == 0)
-        .filter_map(|cycle| Some(cycle.took()?.0))
-        .collect();
-    if !own.is_empty() {
-        let nanos = own.iter().map(|nanos| *nanos as f64).sum::<f64>() / own.len() as f64;
-        return Some(DenseStep { nanos, from: DenseSource::Own }).filter(|dense| dense.nanos > 0.0);
+    let own = speculation.cycles.iter().filter(|cycle| cycle.drafted == 0);
+    if let Some(nanos) = median(own.filter_map(|cycle| Some(cycle.took()?.0 as f64)).collect()) {
+        return step(nanos, DenseSource::Own);
     }
     let of_curve = speculation.curve.iter().flat_map(|curve| &curve.points).find(|(width, _)| *width == 1);
     if let Some((_, nanos)) = of_curve {
-        return Some(DenseStep { nanos: nanos.0 as f64, from: DenseSource::Curve }).filter(|d| d.nanos > 0.0);
+        return step(nanos.0 as f64, DenseSource::Curve);
     }
-    let dense = model
-        .ledger()
-        .requests()
-        .rev()
-        .find(|other| other.speculation.is_none() && per_token(other).is_some())?;
-    Some(DenseStep { nanos: per_token(dense)?, from: DenseSource::Request(dense.turn) })
+    let dense = dense_counterpart(model, request)?;
+    step(ms_per_token(dense)? * 1e6, DenseSource::Request(dense.turn))
+}
+
+/// The request that decoded without a drafter whose context was most like that of `request`; of equals the latest.
+pub(super) fn dense_counterpart<'a>(model: &'a Model, request: &RequestFacts) -> Option<&'a RequestFacts> {
+    let context = |request: &RequestFacts| request.prompt_tokens.unwrap_or(0);
+    let dense = model.ledger().requests().rev().filter(|other| is_dense(other));
+    dense.min_by_key(|other| context(other).abs_diff(context(request)))
 }

@@ -49,17 +49,9 @@ impl Verify<'_> {
         let scale =
             if per_column > 1 { format!("{} tokens a column", thousands(per_column)) } else { String::new() };
         let selected = self.selected().map(|at| column(self.entries[at].first()));
-        let mark = selected.map_or_else(String::new, |column| format!("{}▲", " ".repeat(column)));
-        let parked = self.parked_words();
-        let mut below =
-            vec![canvas.span(text::left("", NAMES), Tone::Dim), canvas.span(mark.clone(), Tone::Key)];
-        let note =
-            [scale, parked].into_iter().filter(|words| !words.is_empty()).collect::<Vec<_>>().join(" · ");
-        let left = columns.saturating_sub(text::width(&mark) + 1);
-        if !note.is_empty() && text::width(&note) <= left {
-            below.push(canvas.span(format!(" {note}"), Tone::Dim));
-        }
-        lines.push(Line::from(below));
+        let note = [scale, self.parked_words()];
+        let note: Vec<String> = note.into_iter().filter(|words| !words.is_empty()).collect();
+        lines.push(below(canvas, selected, &note.join(" · "), columns));
         lines
     }
 
@@ -148,6 +140,22 @@ impl Verify<'_> {
             None => duration(Some(cost)),
         }
     }
+}
+
+/// The mark of the selected cycle, and the note on the side of it that has room.
+fn below(canvas: &Canvas<'_>, mark: Option<usize>, note: &str, columns: usize) -> Line<'static> {
+    let (mark, size) = (mark.unwrap_or(0), text::width(note));
+    let (before, after) = match () {
+        () if size < mark => (text::left(note, mark), String::new()),
+        () if mark + 2 + size <= columns => (" ".repeat(mark), format!(" {note}")),
+        () => (" ".repeat(mark), String::new()),
+    };
+    Line::from(vec![
+        canvas.span(" ".repeat(NAMES), Tone::Dim),
+        canvas.span(before, Tone::Dim),
+        canvas.span("▲", Tone::Key),
+        canvas.span(after, Tone::Dim),
+    ])
 }
 
 fn dash() -> String {

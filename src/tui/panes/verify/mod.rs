@@ -1,6 +1,7 @@
 //! What speculative decoding costs and gives in one request: whether it wins, a cycle at a time and by depth; how the depth was chosen; what
 //! was accepted, last and small. The cycles follow the reply while it is written.
 
+mod calculator;
 mod cycles;
 mod depth;
 mod figures;
@@ -180,8 +181,8 @@ fn draw_without(canvas: &mut Canvas<'_>, model: &Model, request: &RequestFacts, 
     if let Some(message) = ended {
         lines.push((format!("drafting ended: {}", text::sanitise(message).replace('\n', " ")), Tone::Warn));
     }
-    if let Some(step) = Figures::of(model, request).own_dense_step() {
-        lines.push((format!("a dense step took {} on average", text::duration(Some(step))), Tone::Text));
+    if let Some(step) = figures::ms_per_token(request) {
+        lines.push((format!("a dense step took {step:.2} ms on average"), Tone::Text));
     }
     lines.push((String::new(), Tone::Text));
     let loaded: Vec<&str> = facts

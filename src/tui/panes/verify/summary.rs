@@ -2,9 +2,11 @@
 
 use ratatui::text::Line;
 
-use super::cycles::{PARTS, parts};
+use super::calculator::Weighing;
+use super::cycles::PARTS;
 use super::figures::DenseSource;
 use super::{Group, Verify, figure, flow, times};
+use crate::decode::economics::ratio;
 use crate::event::Nanos;
 use crate::tui::speculation::{measures_curve, one_line};
 use crate::tui::text::{self, UNKNOWN, duration, thousands};
@@ -33,8 +35,8 @@ impl Verify<'_> {
                 ),
             ];
         }
-        let gives = figures.tokens_per_cycle();
-        let cost = figures.cost();
+        let economics = figures.economics();
+        let (gives, cost) = (economics.tokens_per_cycle, economics.cost_ratio);
         let (word, tone) = match gives.zip(cost) {
             Some((gives, cost)) if gives > cost => ("WINS", Tone::Good),
             Some((gives, cost)) if gives < cost => ("LOSES", Tone::Warn),
@@ -55,10 +57,11 @@ impl Verify<'_> {
             canvas.span(sign, tone),
             canvas.span(format!(" {}", figure(cost, true)), Tone::Strong),
             canvas.span(format!(" {steps}: "), Tone::Text),
-            canvas.span(times(figures.predicted()), tone),
+            canvas.span(times(economics.predicted_speedup()), tone),
             canvas.span(" predicted, ", Tone::Dim),
         ];
-        match figures.measured() {
+        let weighing = Weighing::of(self.model, self.request);
+        match weighing.as_ref().and_then(Weighing::measured) {
             Some((measured, against)) => {
                 spans.push(canvas.span(times(Some(measured)), Tone::Strong));
                 spans.push(canvas.span(format!(" measured (turn {against})"), Tone::Dim));
@@ -89,8 +92,11 @@ impl Verify<'_> {
         }
         groups.push(dim(format!(
             "{} cycles, share {}  ",
-            thousands(self.figures.cycle_count() as u64),
-            figures.share().map_or_else(|| UNKNOWN.to_owned(), |share| format!("{:.0} %", share * 100.0))
+            thousands(figures.counters().cycles),
+            figures
+                .counters()
+                .share()
+                .map_or_else(|| UNKNOWN.to_owned(), |share| format!("{:.0} %", share * 100.0))
         )));
         match figures.dense() {
             Some(dense) => {
@@ -124,30 +130,14 @@ impl Verify<'_> {
 
     /// Where the time of a cycle goes.
     pub(super) fn split(&self, canvas: &Canvas<'_>, width: usize) -> Vec<Line<'static>> {
-        let cycles = self.request.speculation.as_ref().map_or(&[][..], |s| &s.cycles);
-        let mut sums = [0u64; 5];
-        for parts in cycles.iter().filter_map(parts) {
-            for (sum, part) in sums.iter_mut().zip(parts) {
-                *sum = sum.saturating_add(part);
-            }
-        }
-        let all: f64 = sums.iter().map(|sum| *sum as f64).sum();
-        if all <= 0.0 {
-            return Vec::new();
-        }
-        let groups = sums.iter().zip(PARTS).map(|(sum, (name, glyph, tone))| {
-            vec![
-                canvas.span(glyph, tone),
-                canvas.span(format!(" {name} {:.0} %  ", *sum as f64 * 100.0 / all), Tone::Text),
-            ]
+        let Some(time) = self.figures.time() else { return Vec::new() };
+        let all = time.total().0 as f64;
+        let groups = time.parts().into_iter().zip(PARTS).map(|((name, part), (_, glyph, tone))| {
+            let share = ratio(part.0 as f64 * 100.0, all);
+            let share = share.map_or_else(|| UNKNOWN.to_owned(), |share| format!("{share:.0} %"));
+            vec![canvas.span(glyph, tone), canvas.span(format!(" {name} {share}  "), Tone::Text)]
         });
         flow(canvas, "cycle time", groups, width)
-    }
-
-    /// One dense request and one speculative: what they predict, and whether it held.
-    pub(super) fn calculator(&self, canvas: &Canvas<'_>, width: usize) -> Vec<Line<'static>> {
-        let words = "`u` on a dense and on a speculative turn weighs them".to_owned();
-        flow(canvas, "calculator", [vec![canvas.span(words, Tone::Dim)]], width)
     }
 
     /// What other depths and controllers would have made of the same reply.
@@ -158,26 +148,26 @@ impl Verify<'_> {
 
     /// Acceptance: by position, in all.
     pub(super) fn acceptance(&self, canvas: &Canvas<'_>, width: usize) -> Vec<Line<'static>> {
-        let percent = |part: u64, whole: u64| part as f64 * 100.0 / whole as f64;
-        let positions = self.figures.positions();
-        let mut groups: Vec<Group> = positions
-            .iter()
-            .enumerate()
-            .map(|(at, (tested, accepted))| {
+        let percent = |share: Option<f64>| {
+            share.map_or_else(|| UNKNOWN.to_owned(), |share| format!("{:.0} %", share * 100.0))
+        };
+        let counters = self.figures.counters();
+        let mut groups: Vec<Group> = (1..)
+            .zip(&counters.positions)
+            .map(|(at, position)| {
                 vec![
-                    canvas.span(format!("{}: ", at + 1), Tone::Dim),
-                    canvas.span(format!("{:.0} %  ", percent(*accepted, (*tested).max(1))), Tone::Text),
+                    canvas.span(format!("{at}: "), Tone::Dim),
+                    canvas.span(format!("{}  ", percent(position.acceptance())), Tone::Text),
                 ]
             })
             .collect();
-        let (drafted, tested, accepted) =
-            (self.figures.drafted(), self.figures.tested(), self.figures.accepted());
-        if tested > 0 {
+        if counters.tested > 0 {
             let words = format!(
-                "all {:.0} % of {} tested, {} drafted",
-                percent(accepted, tested),
-                thousands(tested),
-                thousands(drafted)
+                "all {} of {} tested, {} of {} drafted",
+                percent(counters.accepted_of_tested()),
+                thousands(counters.tested),
+                percent(counters.accepted_of_drafted()),
+                thousands(counters.drafted)
             );
             groups.push(vec![canvas.span(words, Tone::Dim)]);
         }
