@@ -9,7 +9,7 @@ use proptest::test_runner::TestRunner;
 use super::hybrid::{Script, Step, narrow, replies, restores, step};
 use super::*;
 use crate::cache::pool::{PageRef, SlotRef};
-use crate::config::{DeviceSetting, PrecisionSetting};
+use crate::config::{ControllerKind, DeviceSetting, DrafterKind, PrecisionSetting};
 use crate::device::{Executor, LogitRows, PageId, SlotId, Span, StateFlow};
 use crate::event::Identity;
 use crate::model;
@@ -22,6 +22,8 @@ const LONGEST: usize = 1_200;
 struct Fixture {
     name: &'static str,
     device: DeviceSetting,
+    /// Tokens drafted in a cycle by lookup, where the cache is used; 0 drafts none.
+    drafts: u32,
 }
 
 impl Fixture {
@@ -37,6 +39,19 @@ impl Fixture {
         config.model.threads = 2;
         config.cache.block_tokens = BLOCK;
         model::load(&config).unwrap()
+    }
+}
+
+impl Fixture {
+    /// Drafts often and badly, so that much is taken back, and has every cycle audited.
+    fn drafting(self) -> Config {
+        let mut config = Config::default();
+        config.speculation.drafter = Some(DrafterKind::Ngram);
+        config.speculation.controller = Some(ControllerKind::Fixed);
+        config.speculation.depth = Some(self.drafts);
+        config.speculation.ngram_tokens = 1;
+        config.speculation.audit = true;
+        config
     }
 }
 
@@ -108,6 +123,8 @@ struct Seen {
     dropped: u64,
     snapshots: usize,
     distinct: BTreeSet<u32>,
+    accepted: u64,
+    taken_back: u64,
 }
 
 impl Seen {
@@ -123,6 +140,12 @@ impl Seen {
                 Body::Token { token, .. } => {
                     self.distinct.insert(token);
                 }
+                Body::Cycled(ref cycle) => {
+                    self.accepted += u64::from(cycle.accepted);
+                    self.taken_back += u64::from(cycle.drafted - cycle.accepted);
+                    let audit = cycle.audit.as_ref();
+                    assert!(audit.is_none_or(|audit| audit.passed), "{cycle:?}");
+                }
                 _ => {}
             }
         }
@@ -137,6 +160,9 @@ fn compare(model: Fixture, ground: &Ground, steps: &[Step], seen: &mut Seen) {
     let script = |use_cache| Script { steps, use_cache, vocab, longest: LONGEST };
     let (held, cached) =
         ground.run_on(Loaded { executor, text, scorer, draft: None }, |scheduler, clock, out| {
+            if model.drafts > 0 {
+                scheduler.attach_speculation(SpeculationSide::new(None, model.drafting()));
+            }
             script(true).play(ground, scheduler, clock, out);
             held_state(scheduler)
         });
@@ -172,7 +198,7 @@ fn ground(policy: SnapshotPolicy, chunk_tokens: usize, max_sequences: usize, sna
 }
 
 fn compare_all(name: &'static str) {
-    let model = Fixture { name, device: DeviceSetting::Cpu };
+    let model = Fixture { name, device: DeviceSetting::Cpu, drafts: 0 };
     let mut random = TestRunner::deterministic();
     let mut seen = Seen::default();
     for policy in [SnapshotPolicy::EVERY, SnapshotPolicy::Last, SnapshotPolicy::None] {
@@ -183,6 +209,25 @@ fn compare_all(name: &'static str) {
     }
     assert!(seen.restored > 20 && seen.without_snapshot > 20 && seen.dropped > 20, "{seen:?}");
     assert!(seen.snapshots > 20 && seen.distinct.len() > 50, "{seen:?}");
+}
+
+#[test]
+fn what_is_drafted_leaves_no_trace_among_neighbours_cancels_and_evictions() {
+    let mut random = TestRunner::deterministic();
+    for name in ["parity-odd-hybrid", "parity-odd-moe"] {
+        let mut seen = Seen::default();
+        for (policy, drafts, chunk_tokens, snapshots) in [
+            (SnapshotPolicy::EVERY, 1, 64, 12),
+            (SnapshotPolicy::EVERY, 5, 150, 30),
+            (SnapshotPolicy::Last, 16, 64, 9),
+            (SnapshotPolicy::None, 3, 500, 8),
+        ] {
+            let model = Fixture { name, device: DeviceSetting::Cpu, drafts };
+            let steps = prop::collection::vec(step(300), 10).new_tree(&mut random).unwrap().current();
+            compare(model, &ground(policy, chunk_tokens, 3, snapshots), &steps, &mut seen);
+        }
+        assert!(seen.accepted > 20 && seen.taken_back > 50 && seen.restored > 5, "{name}: {seen:?}");
+    }
 }
 
 #[test]
@@ -217,7 +262,7 @@ fn compare_over_restarts(model: Fixture, rounds: usize) -> Seen {
 #[test]
 fn what_comes_back_from_disk_is_what_computing_anew_gives() {
     for name in ["parity-odd-hybrid", "parity-odd-moe"] {
-        let seen = compare_over_restarts(Fixture { name, device: DeviceSetting::Cpu }, 3);
+        let seen = compare_over_restarts(Fixture { name, device: DeviceSetting::Cpu, drafts: 0 }, 3);
         assert!(seen.from_disk >= 8 && seen.snapshots > 20, "{name}: {seen:?}");
     }
 }
@@ -225,7 +270,10 @@ fn what_comes_back_from_disk_is_what_computing_anew_gives() {
 #[cfg(feature = "mlx")]
 #[test]
 fn on_mlx_what_comes_back_from_disk_gives_the_same_replies() {
-    let seen = compare_over_restarts(Fixture { name: "parity-odd-hybrid", device: DeviceSetting::Mlx }, 2);
+    let seen = compare_over_restarts(
+        Fixture { name: "parity-odd-hybrid", device: DeviceSetting::Mlx, drafts: 0 },
+        2,
+    );
     assert!(seen.from_disk > 2 && seen.snapshots > 20, "{seen:?}");
 }
 
@@ -233,7 +281,7 @@ fn on_mlx_what_comes_back_from_disk_gives_the_same_replies() {
 #[test]
 fn on_mlx_hybrids_reply_what_computing_anew_gives() {
     for name in ["parity-odd-hybrid", "parity-odd-moe"] {
-        let model = Fixture { name, device: DeviceSetting::Mlx };
+        let model = Fixture { name, device: DeviceSetting::Mlx, drafts: 0 };
         let mut random = TestRunner::deterministic();
         let mut seen = Seen::default();
         for (policy, chunk_tokens, max_sequences, snapshots) in [

@@ -15,6 +15,7 @@ use crate::device::{
 };
 use crate::event::{Cycle, Identity};
 use crate::model;
+use crate::prefill::scorer::{Scorer, ScorerSettings};
 
 const LONGEST: usize = 700;
 
@@ -172,6 +173,10 @@ impl Came {
         self.cycles().iter().map(|cycle| cycle.accepted).sum()
     }
 
+    fn drafted(&self) -> u32 {
+        self.cycles().iter().map(|cycle| cycle.drafted).sum()
+    }
+
     fn endings(&self) -> Vec<&str> {
         let endings = self.events.iter().filter_map(|event| match &event.body {
             Body::DraftingEnded { message } => Some(message.as_str()),
@@ -280,8 +285,8 @@ fn greedy_replies_state_and_logits_are_those_of_ordinary_decoding_for_any_lookup
             let came = run(way);
             let what = format!("{model} {way:?}");
             assert_same(&came, &ordinary, &what);
-            let fixed = way.controller == ControllerKind::Fixed;
-            assert!(!fixed || came.accepted() > 0, "{what}: nothing was accepted");
+            assert!(came.drafted() > 0, "{what}: nothing was drafted");
+            assert!(came.accepted() > 0 || model != "scarp", "{what}: nothing was accepted");
             let restored = restores(&came.events).iter().filter(|r| r.checkpoint_tokens > 0).count();
             assert!(restored >= 2, "{what}");
         }
@@ -314,7 +319,9 @@ fn the_models_own_head_and_a_draft_model_change_nothing_but_time() {
             let came = run(way);
             assert_eq!(came.endings(), [""; 0]);
             assert_eq!(came.replies, ordinary.replies, "{way:?}");
-            assert!(came.accepted() > 0, "{way:?}: nothing was accepted");
+            // What an adaptive depth makes of it depends on times.
+            let fixed = way.controller == ControllerKind::Fixed;
+            assert!(!fixed || came.accepted() > 0, "{way:?}: nothing was accepted");
             // Pages hold the head's entries too, so they equal those of other depths with the head.
             let held = sorted(&came.held);
             let expected = if drafter == DrafterKind::Mtp {
@@ -566,6 +573,92 @@ fn sampled_replies_repeat_by_seed_and_have_the_distribution_of_ordinary_ones() {
             // Mean plus four deviations.
             let limit = kinds - 1.0 + 4.0 * (2.0_f64 * (kinds - 1.0)).sqrt();
             assert!(chi <= limit.max(1e-9), "{way:?} place {place}: {chi} of {kinds} tokens");
+        }
+    }
+}
+
+#[test]
+fn behind_a_gap_drafted_tokens_stand_where_those_of_ordinary_decoding_do() {
+    let run = |way| {
+        let mut config = of("scarp", DeviceSetting::Cpu, way);
+        config.specprefill.enabled = Some(true);
+        config.specprefill.threshold = Some(100);
+        config.specprefill.tail_tokens = 32;
+        config.speculation.audit = true;
+        let Loaded { executor, text, scorer, draft } = model::load(&config).unwrap();
+        let setting = Setting::of(config);
+        setting.run_with(executor, text, draft.map(|draft| draft.executor), |scheduler, clock, out| {
+            let scorer = scorer.map(|scorer| {
+                let settings = ScorerSettings::of(&setting.config.specprefill, 96, scorer.decodes);
+                Scorer::new(scorer.executor, [0; 32], Vec::new(), settings)
+            });
+            scheduler.attach_sparse(SparseSide::new(scorer, setting.config.clone()));
+            for length in [400, 520] {
+                scheduler.submit(submission(prompt(3, length), 60), clock, out);
+                drain(scheduler, clock, out);
+            }
+        })
+    };
+    let ordinary = run(ORDINARY);
+    let sparse = |event: &&Event| matches!(event.body, Body::Scored(_));
+    assert_eq!(ordinary.events.iter().filter(sparse).count(), 2);
+    for drafter in [DrafterKind::Ngram, DrafterKind::Mtp, DrafterKind::Draft] {
+        let came = run(fixed(drafter, 4));
+        assert_eq!(came.replies, ordinary.replies, "{drafter:?}");
+        assert!(came.cycles().iter().all(|cycle| cycle.audit.as_ref().is_some_and(|audit| audit.passed)));
+        assert!(came.accepted() > 0, "{drafter:?}");
+    }
+}
+
+#[test]
+fn a_head_goes_on_from_entries_that_come_back_from_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |folder: &str, lengths: &[usize]| {
+        let mut setting = Setting::of(of("scarp", DeviceSetting::Cpu, fixed(DrafterKind::Mtp, 3)));
+        let (dir, tuning) = (dir.path().join(folder), Tuning::default());
+        setting.ground.tier = Some(TierGround { dir, limit_bytes: 1 << 30, tuning });
+        setting.run(|scheduler, clock, out| {
+            for length in lengths {
+                scheduler.submit(submission(prompt(1, *length), 40), clock, out);
+                drain(scheduler, clock, out);
+            }
+            scheduler.close_tier(clock, out);
+        })
+    };
+    run("kept", &[300]);
+    let (resumed, anew) = (run("kept", &[420]), run("new", &[420]));
+    assert!(restores(&resumed.events)[0].ssd.is_some(), "nothing came from disk");
+    assert_eq!(resumed.replies, anew.replies);
+    let drafts = |came: &Came| came.cycles().iter().map(|cycle| cycle.proposed.clone()).collect::<Vec<_>>();
+    assert_eq!(drafts(&resumed), drafts(&anew), "the head drafts otherwise");
+    let of_prompt = |came: &Came| {
+        let held = sorted(&came.held).into_iter().map(|(tokens, page, _)| (tokens, page));
+        held.collect::<BTreeMap<_, _>>()
+    };
+    assert_eq!(of_prompt(&resumed), of_prompt(&anew));
+}
+
+#[cfg(feature = "mlx")]
+#[test]
+fn on_mlx_replies_are_those_of_ordinary_decoding_and_audits_pass_at_tolerance() {
+    for (model, drafters) in [
+        ("parity-odd-hybrid", &[DrafterKind::Ngram][..]),
+        ("parity-odd-moe", &[DrafterKind::Ngram]),
+        ("scarp", &[DrafterKind::Ngram, DrafterKind::Mtp, DrafterKind::Draft]),
+    ] {
+        let run = |way| {
+            let mut config = of(model, DeviceSetting::Mlx, way);
+            config.speculation.audit = true;
+            Setting::of(config).run(alone)
+        };
+        let ordinary = run(ORDINARY);
+        for drafter in drafters {
+            let came = run(fixed(*drafter, 3));
+            assert_eq!(came.replies, ordinary.replies, "{model} {drafter:?}");
+            for cycle in came.cycles() {
+                let audit = cycle.audit.as_ref().expect("every cycle is audited");
+                assert!(audit.passed && audit.how == Identity::Tolerance, "{model} {drafter:?}: {audit:?}");
+            }
         }
     }
 }
