@@ -1,10 +1,13 @@
 //! Speculative decoding in the interface: the verify view, its keys, and what other panes say of it.
 
 use crossterm::event::KeyCode;
+use escarp::compare::News;
 use escarp::config::{ControllerKind, DrafterKind, SpeculationOverride};
 use escarp::engine::Command;
 use escarp::event::*;
-use escarp::tui::app::{Effect, Pane};
+use escarp::tui::app::{Effect, Model, Msg, Pane, update};
+use escarp::tui::log::LogRing;
+use escarp::tui::panes::transcript::WrapCache;
 
 use super::sample::{Run, Turn};
 use super::{Bench, MONO_ASCII, event, rows, snapshot};
@@ -80,7 +83,7 @@ fn begun() -> Run {
 
 /// A turn that nothing drafts for: every token is a dense step.
 fn dense(run: &mut Run, number: u64) {
-    let turn = Turn { request: number, turn: number as u32, reply: REPLY, ..Turn::default() };
+    let turn = Turn { request: number, turn: number as u32, fresh: 300, reply: REPLY, ..Turn::default() };
     let (lane, request) = (Some(0), Some(number));
     let (_, suffix) = run.begin(&turn);
     run.prefill(&turn, suffix, suffix);
@@ -88,7 +91,11 @@ fn dense(run: &mut Run, number: u64) {
     let pieces = pieces();
     for (at, text) in (0..).zip(&pieces) {
         run.wait(STEP);
-        run.say(lane, request, Body::Token { token: 1_000, text: text.clone(), index: at, margin: None });
+        run.say(
+            lane,
+            request,
+            Body::Token { token: 1_000 + at as u32, text: text.clone(), index: at, margin: None },
+        );
     }
     let (output_tokens, reason) = (pieces.len() as u64, FinishReason::Length);
     let took = Nanos((output_tokens - 1) * STEP);
@@ -110,9 +117,12 @@ struct Told {
     ends: bool,
     /// The cycle whose audit fails.
     fails: Option<usize>,
+    /// Whether the script goes on until the whole reply is written.
+    whole: bool,
 }
 
-const PLAIN: Told = Told { script: WINNING, neighbours: 0, curve: true, ends: true, fails: None };
+const PLAIN: Told =
+    Told { script: WINNING, neighbours: 0, curve: true, ends: true, fails: None, whole: false };
 
 fn decision(first: u64, depth: u32, reason: DepthReason) -> DepthDecision {
     DepthDecision {
@@ -147,8 +157,8 @@ fn speculative(run: &mut Run, number: u64, told: Told) {
         drafter: DrafterKind::Ngram,
         depth_max: 4,
         controller: ControllerKind::Adaptive,
-        set_by: [SetBy::Hand, SetBy::Default, SetBy::Default],
         greedy: true,
+        set_by: [SetBy::Hand, SetBy::Default, SetBy::Default],
         primed_tokens: prompt,
         cached_tokens: 0,
         took: Nanos(4_000_000),
@@ -161,7 +171,19 @@ fn speculative(run: &mut Run, number: u64, told: Told) {
     token(run, 0);
     let mut at = 1;
     let mut took = 0;
-    for (index, (depth, drafted, accepted)) in told.script.iter().enumerate() {
+    let rounds = if told.whole { usize::MAX } else { 1 };
+    for (index, (depth, drafted, accepted)) in
+        told.script.iter().cycle().take(told.script.len().saturating_mul(rounds)).enumerate()
+    {
+        let left = (pieces.len() as u64).saturating_sub(at) as u32;
+        if told.whole && left == 0 {
+            break;
+        }
+        let (drafted, accepted) = if told.whole {
+            (&(*drafted).min(left), &(*accepted).min(left - 1).min(*drafted))
+        } else {
+            (drafted, accepted)
+        };
         if *depth == PARK {
             run.say(lane, request, Body::DepthDecided(Box::new(decision(at, 0, DepthReason::Parked))));
             for _ in 0..*drafted {
@@ -214,7 +236,7 @@ fn speculative(run: &mut Run, number: u64, told: Told) {
     }
     let text: String = pieces.iter().take(at as usize).map(String::as_str).collect();
     let reason = FinishReason::Length;
-    let output_sha256 = "cd".repeat(32);
+    let output_sha256 = "ab".repeat(32);
     run.say(
         lane,
         request,
@@ -461,6 +483,46 @@ fn every_size_draws_the_verify_view() {
             bench.frame(width, height);
         }
     }
+}
+
+/// Two lanes of the same turns: dense, and with a drafter.
+fn lanes(told_as: Told) -> Bench {
+    let turns = |speculates: bool| {
+        let mut run = Run::with(|run| run.speculation = Some(facts()));
+        for number in 1..=3 {
+            if speculates { speculative(&mut run, number, told_as) } else { dense(&mut run, number) }
+        }
+        run.events()
+    };
+    let news =
+        |lane: usize, events: Vec<Event>| events.into_iter().map(move |event| News::Event { lane, event });
+    let all = news(0, turns(false)).chain(news(1, turns(true))).chain([News::Gate(Gate::BeforeTurn)]);
+    let names = ["dense", "ngram"].map(str::to_owned).to_vec();
+    let model = Model::live(names, LogRing::default());
+    let mut bench = Bench { model, wrapped: WrapCache::default(), theme: super::ANSI };
+    update(&mut bench.model, Msg::News(all.collect()));
+    bench
+}
+
+#[test]
+fn lanes_that_draft_show_what_it_was_worth_or_what_failed() {
+    let whole = Told { whole: true, curve: false, ..PLAIN };
+    for (name, width, height) in [
+        ("lanes-drafted-80x24", 80, 24),
+        ("lanes-drafted-120x40", 120, 40),
+        ("lanes-drafted-160x48", 160, 48),
+    ] {
+        let frame = lanes(whole).frame(width, height);
+        let text = rows(&frame).join("\n");
+        assert!(text.contains("decode") && text.contains("1.5"), "{text}");
+        snapshot(name, &frame);
+        let text = lanes(Told { fails: Some(4), ..whole }).text(width, height);
+        assert!(text.contains(if width < 110 { "FAILED" } else { "NO SPEED-UP COUNTS" }), "{text}");
+    }
+    let mut bench = lanes(whole);
+    bench.write(".0");
+    let text = bench.text(120, 40);
+    assert!(text.contains("measured (turn 3)"), "the same turn of the dense lane is the counterpart: {text}");
 }
 
 /// What the winning script accepts of the reply, line ends left out.

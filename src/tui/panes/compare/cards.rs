@@ -4,7 +4,7 @@ use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
 use super::{Lanes, lane_tone, time};
-use crate::compare::{Cell, ReplyDifference, Spread};
+use crate::compare::{Cell, ReplyDifference, SpeedUp, Spread};
 use crate::event::Phase;
 use crate::tui::panes::plot::EIGHTHS;
 use crate::tui::panes::table::padded;
@@ -12,14 +12,23 @@ use crate::tui::text::{self, UNKNOWN, count, fit, thousands};
 use crate::tui::theme::Tone;
 use crate::tui::view::Canvas;
 
-/// Rows of a card: its head, six lines, and the line below it.
-pub(super) const HEIGHT: usize = 8;
+/// Rows of a card: its head, six lines, two more where lanes speculate, and the line below it.
+pub(super) fn height(lanes: &Lanes<'_>) -> usize {
+    if speculates(lanes) { 10 } else { 8 }
+}
+
+/// Whether there is a lane at the shown turn, or at any, that drafts.
+fn speculates(lanes: &Lanes<'_>) -> bool {
+    let drafts = |request: &crate::ledger::RequestFacts| request.speculation.is_some();
+    (0..lanes.count()).any(|place| lanes.model.runs.ledger_of(place).requests().any(drafts))
+}
 
 /// Cards beside each other, parted by lines.
 pub(super) fn draw_cards(canvas: &mut Canvas<'_>, lanes: &Lanes<'_>, area: Rect) {
     let count = lanes.count();
     let width = usize::from(area.width) / count;
     let highest = highest(lanes);
+    let height = height(lanes);
     for place in 0..count {
         let x = place * width;
         let width = if place + 1 == count { usize::from(area.width) - x } else { width - 1 };
@@ -31,12 +40,12 @@ pub(super) fn draw_cards(canvas: &mut Canvas<'_>, lanes: &Lanes<'_>, area: Rect)
             canvas.line(Rect { x: card.x + 1, width: card.width.saturating_sub(1), ..card }, row + 1, line);
         }
         if place > 0 {
-            for row in 0..HEIGHT - 1 {
+            for row in 0..height - 1 {
                 canvas.put(area, x - 1, row, "│", Tone::Border);
             }
         }
     }
-    canvas.put(area, 0, HEIGHT - 1, &"─".repeat(usize::from(area.width)), Tone::Border);
+    canvas.put(area, 0, height - 1, &"─".repeat(usize::from(area.width)), Tone::Border);
 }
 
 fn draw_head(canvas: &mut Canvas<'_>, lanes: &Lanes<'_>, place: usize, card: Rect) {
@@ -154,7 +163,7 @@ fn card_lines(
     let checkpoints = lanes.checkpoints(place);
     let room = width.saturating_sub("checkpoint ".len());
     let (reply, tone) = reply_words(lanes, place, width);
-    vec![
+    let mut lines = vec![
         // The pinned count is the last to go.
         figures(
             canvas,
@@ -192,6 +201,59 @@ fn card_lines(
         ]),
         Line::from(canvas.span(reply, tone)),
         Line::from(kept_spans(canvas, cell, width)),
+    ];
+    if speculates(lanes) {
+        lines.extend(speculation_lines(canvas, lanes, place, width));
+    }
+    lines
+}
+
+/// What drafting was worth at the shown turn: decoding and end to end, then what cycles gave for their cost; or what failed, in their place.
+fn speculation_lines(
+    canvas: &Canvas<'_>,
+    lanes: &Lanes<'_>,
+    place: usize,
+    width: usize,
+) -> Vec<Line<'static>> {
+    let said = |words: &str, tone| Line::from(canvas.span(fit(words, width).into_owned(), tone));
+    if place == lanes.comparison().base() {
+        return vec![said("no drafter: dense steps", Tone::Dim)];
+    }
+    if let Some(failure) = lanes.comparison().speculation_failure(place) {
+        let failure = text::sanitise(&failure).replace('\n', " ");
+        return vec![said("NO SPEED-UP COUNTS", Tone::Warn), said(&failure, Tone::Warn)];
+    }
+    let Some(speculated) = lanes.cell(place).and_then(|cell| cell.speculation.as_ref()) else {
+        return vec![said("nothing was drafted", Tone::Dim)];
+    };
+    let speed_up = speculated.speed_up().copied().unwrap_or_default();
+    let times = |spread: Option<Spread>| {
+        median(spread).map_or_else(|| UNKNOWN.to_owned(), |times| format!("{times:.2}x"))
+    };
+    let tone = |spread: Option<Spread>| match median(spread) {
+        Some(times) if times > 1.0 => Tone::Good,
+        Some(_) => Tone::Warn,
+        None => Tone::Dim,
+    };
+    let number = |spread| median(spread).map_or_else(|| UNKNOWN.to_owned(), |value| format!("{value:.2}"));
+    let gives = format!("{}/{}", number(speculated.tokens_per_cycle), number(speculated.cost_ratio));
+    vec![
+        figures(
+            canvas,
+            width,
+            vec![
+                Figure::new("decode", "dec", times(speed_up.decode), tone(speed_up.decode), 0),
+                Figure::new("end to end", "e2e", times(speed_up.whole), tone(speed_up.whole), 1),
+            ],
+        ),
+        figures(
+            canvas,
+            width,
+            vec![
+                Figure::new("gives/costs", "g/c", gives, Tone::Text, 0),
+                Figure::new("predicted", "pred", times(speed_up.predicted), Tone::Dim, 1),
+            ],
+        ),
     ]
 }
 
@@ -297,8 +359,10 @@ fn sparkline(values: &[Option<u64>], highest: u64, room: usize) -> String {
 
 /// A line a lane. What does not fit is left out from the end.
 pub(super) fn draw_table(canvas: &mut Canvas<'_>, lanes: &Lanes<'_>, area: Rect) {
-    const HEADERS: [&str; 11] =
-        ["lane", "ckpt", "suffix", "pin", "ttft", "Σ", "scorer", "text", "comp", "owes", "kept"];
+    const HEADERS: [&str; 13] = [
+        "lane", "ckpt", "suffix", "pin", "ttft", "Σ", "scorer", "text", "decode", "e2e", "comp", "owes",
+        "kept",
+    ];
     let rows: Vec<Vec<String>> = (0..lanes.count()).map(|place| table_row(lanes, place)).collect();
     let widths: Vec<usize> = HEADERS
         .iter()
@@ -307,9 +371,12 @@ pub(super) fn draw_table(canvas: &mut Canvas<'_>, lanes: &Lanes<'_>, area: Rect)
             rows.iter().map(|row| text::width(&row[at])).max().unwrap_or(0).max(text::width(header))
         })
         .collect();
-    let to_the_right = |at: usize| !matches!(at, 0 | 7 | 10);
+    let to_the_right = |at: usize| !matches!(at, 0 | 7 | 12);
+    let speculates = speculates(lanes);
     let mut room = usize::from(area.width).saturating_sub(1);
+    // Without a drafter anywhere nothing is sped up.
     let shown: Vec<usize> = (0..HEADERS.len())
+        .filter(|at| speculates || !matches!(at, 8 | 9))
         .take_while(|at| {
             let fits = widths[*at] < room;
             room = room.saturating_sub(widths[*at] + 1);
@@ -337,6 +404,16 @@ pub(super) fn draw_table(canvas: &mut Canvas<'_>, lanes: &Lanes<'_>, area: Rect)
         let marker = if lanes.model.runs.focus() == place { "▸" } else { " " };
         canvas.line(area, place + 1, &line(canvas, marker, row, Some(place)));
     }
+}
+
+/// `1.42x`; `FAILED` where no speed-up counts.
+fn sped_up(lanes: &Lanes<'_>, place: usize, which: fn(&SpeedUp) -> Option<Spread>) -> String {
+    if lanes.comparison().speculation_failure(place).is_some() {
+        return "FAILED".to_owned();
+    }
+    let speculated = lanes.cell(place).and_then(|cell| cell.speculation.as_ref());
+    let speed_up = speculated.and_then(|speculated| speculated.speed_up()).and_then(which);
+    median(speed_up).map_or_else(|| UNKNOWN.to_owned(), |times| format!("{times:.2}x"))
 }
 
 fn table_row(lanes: &Lanes<'_>, place: usize) -> Vec<String> {
@@ -367,6 +444,8 @@ fn table_row(lanes: &Lanes<'_>, place: usize) -> Vec<String> {
         time(cell.and_then(|cell| median(cell.ttft_sum_s))),
         share.map_or_else(dash, |share| format!("{:.0}%", share * 100.0)),
         reply,
+        sped_up(lanes, place, |speed_up| speed_up.decode),
+        sped_up(lanes, place, |speed_up| speed_up.whole),
         get(|cell| cell.computed_tokens),
         get(|cell| cell.canonical_debt_tokens),
         kept.map_or_else(dash, |(kept, total)| format!("{:.0}%", kept as f64 * 100.0 / total as f64)),

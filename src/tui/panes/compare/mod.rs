@@ -20,6 +20,7 @@ pub static WORDS: &[(&str, &str)] = &[
     ("▲ ▼ =", "the lane leads, is behind, is level with the lane it is compared with"),
     ("same text", "the reply has every token of the compared lane's"),
     ("margin", "by how much the compared lane preferred its token there"),
+    ("decode, e2e", "how many times as fast as the compared lane: decoding, end to end"),
     ("owes", "prompt tokens not restorable when the request has ended"),
 ];
 
@@ -116,7 +117,7 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     let verdicts = verdict_lines(&lanes, area);
     let height = usize::from(area.height);
     let in_cards = height >= ROOMY && usize::from(area.width) / lanes.count() >= CARD;
-    let top = if in_cards { cards::HEIGHT } else { 1 + lanes.count() };
+    let top = if in_cards { cards::height(&lanes) } else { 1 + lanes.count() };
     let top = top.min(height);
     let (above, rest) = split(area, top);
     if in_cards {

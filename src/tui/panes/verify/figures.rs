@@ -187,8 +187,14 @@ fn dense_step(model: &Model, request: &RequestFacts) -> Option<DenseStep> {
     step(ms_per_token(dense)? * 1e6, DenseSource::Request(dense.turn))
 }
 
-/// The request that decoded without a drafter whose context was most like that of `request`; of equals the latest.
+/// The request that decoded without a drafter whose context was most like that of `request`; of equals the latest. Of lanes that are compared,
+/// the same turn in the lane that others are compared with.
 pub(super) fn dense_counterpart<'a>(model: &'a Model, request: &RequestFacts) -> Option<&'a RequestFacts> {
+    if model.runs.are_compared() {
+        let base = model.runs.ledger_of(model.runs.comparison().base());
+        let mut same = base.lane_requests(request.lane).filter(|other| is_dense(other));
+        return same.find(|other| other.turn == request.turn);
+    }
     let context = |request: &RequestFacts| request.prompt_tokens.unwrap_or(0);
     let dense = model.ledger().requests().rev().filter(|other| is_dense(other));
     dense.min_by_key(|other| context(other).abs_diff(context(request)))
