@@ -135,7 +135,7 @@ pub(super) fn set_words(ledger: &Ledger) -> (String, bool) {
     let keeps = if under_way { "; the reply under way keeps what it began with" } else { "" };
     // Whether settings say so themselves is not told.
     let beaten = match by_hand.drafter {
-        Some(_) if run.drafter == DrafterKind::None => "; where settings or request say none, none holds",
+        Some(_) if run.drafter == DrafterKind::None => "; `none` in settings or request beats it",
         _ => "",
     };
     (format!("{drafter} by hand from the next request on{}{beaten}{keeps}", knobs(&now)), false)

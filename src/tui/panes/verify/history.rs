@@ -10,6 +10,30 @@ use crate::tui::text::{self, UNKNOWN, duration, thousands};
 use crate::tui::theme::Tone;
 use crate::tui::view::Canvas;
 
+/// The reply's tokens on the columns there are.
+struct Axis {
+    begins: u64,
+    per_column: u64,
+    /// Columns in use, at least one.
+    used: usize,
+}
+
+impl Axis {
+    /// Of the tokens `begins..ends` on at most `columns`.
+    fn new(begins: u64, ends: u64, columns: usize) -> Axis {
+        let span = ends.saturating_sub(begins).max(1);
+        let per_column = span.div_ceil(columns.max(1) as u64);
+        let used = usize::try_from(span.div_ceil(per_column)).unwrap_or(columns).max(1);
+        Axis { begins, per_column, used }
+    }
+
+    /// The column of the token at `place`; the nearest where it is not on the axis.
+    fn column(&self, place: u64) -> usize {
+        let at = place.saturating_sub(self.begins) / self.per_column;
+        usize::try_from(at).unwrap_or(usize::MAX).min(self.used - 1)
+    }
+}
+
 impl Verify<'_> {
     /// The depth of the cycle at each token, `━` where the sequence was parked, `·` for the further tokens of a cycle; and the selected
     /// cycle's place below.
@@ -18,41 +42,32 @@ impl Verify<'_> {
         let tokens = self.entries.iter().map(|entry| entry.first().saturating_add(entry.tokens())).max();
         let Some(tokens) = tokens.filter(|_| columns > 0) else { return Vec::new() };
         let begins = self.entries.first().map_or(0, Entry::first);
-        let span = tokens.saturating_sub(begins).max(1);
-        let per_column = span.div_ceil(columns as u64).max(1);
-        let mut cells =
-            vec![("·", Tone::Dim); usize::try_from(span.div_ceil(per_column)).unwrap_or(columns)];
-        let column = |place: u64| {
-            let at = place.saturating_sub(begins) / per_column;
-            usize::try_from(at).unwrap_or(usize::MAX).min(columns - 1)
+        let axis = Axis::new(begins, tokens, columns);
+        let mut spans = vec![canvas.span(text::left("depth", NAMES), Tone::Dim)];
+        spans.extend(self.depth_cells(&axis).into_iter().map(|(glyph, tone)| canvas.span(glyph, tone)));
+        let scale = match axis.per_column {
+            1 => String::new(),
+            tokens => format!("{} tokens a column", thousands(tokens)),
         };
+        let note = [scale, self.parked_words()];
+        let note: Vec<String> = note.into_iter().filter(|words| !words.is_empty()).collect();
+        let selected = self.selected().map(|at| axis.column(self.entries[at].first()));
+        vec![Line::from(spans), below(canvas, selected, &note.join(" · "), columns)]
+    }
+
+    fn depth_cells(&self, axis: &Axis) -> Vec<(&'static str, Tone)> {
+        let mut cells = vec![("·", Tone::Dim); axis.used];
         for entry in &self.entries {
+            let from = axis.column(entry.first());
             match entry {
-                Entry::Cycle(cycle) => {
-                    if let Some(cell) = cells.get_mut(column(cycle.first)) {
-                        *cell = depth_cell(cycle.drafted);
-                    }
-                }
+                Entry::Cycle(cycle) => cells[from] = depth_cell(cycle.drafted),
                 Entry::Parked { first, tokens, .. } => {
-                    let (from, to) =
-                        (column(*first), column(first.saturating_add(*tokens).saturating_sub(1)));
-                    let last = cells.len().saturating_sub(1);
-                    if let Some(cells) = cells.get_mut(from.min(last)..=to.min(last)) {
-                        cells.fill(("━", Tone::Warn));
-                    }
+                    let to = axis.column(first.saturating_add(*tokens).saturating_sub(1));
+                    cells[from..=to.max(from)].fill(("━", Tone::Warn));
                 }
             }
         }
-        let mut spans = vec![canvas.span(text::left("depth", NAMES), Tone::Dim)];
-        spans.extend(cells.iter().map(|(glyph, tone)| canvas.span(*glyph, *tone)));
-        let mut lines = vec![Line::from(spans)];
-        let scale =
-            if per_column > 1 { format!("{} tokens a column", thousands(per_column)) } else { String::new() };
-        let selected = self.selected().map(|at| column(self.entries[at].first()));
-        let note = [scale, self.parked_words()];
-        let note: Vec<String> = note.into_iter().filter(|words| !words.is_empty()).collect();
-        lines.push(below(canvas, selected, &note.join(" · "), columns));
-        lines
+        cells
     }
 
     fn parked_words(&self) -> String {

@@ -184,6 +184,13 @@ fn draw_without(canvas: &mut Canvas<'_>, model: &Model, request: &RequestFacts, 
     if let Some(step) = figures::ms_per_token(request) {
         lines.push((format!("a dense step took {step:.2} ms on average"), Tone::Text));
     }
+    let by_hand =
+        model.ledger().speculation_by_hand().drafter.filter(|drafter| *drafter != DrafterKind::None);
+    if let Some(drafter) = by_hand.filter(|_| request.output_tokens.is_some()) {
+        let words =
+            "is set by hand for requests that arrive from then on; `none` in settings or request beats it";
+        lines.push((format!("{} {words}", drafter.word()), Tone::Text));
+    }
     lines.push((String::new(), Tone::Text));
     let loaded: Vec<&str> = facts
         .map(|facts| {

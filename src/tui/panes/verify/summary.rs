@@ -8,6 +8,7 @@ use super::figures::DenseSource;
 use super::{Group, Verify, figure, flow, times};
 use crate::decode::economics::ratio;
 use crate::event::Nanos;
+use crate::tui::sparse::who;
 use crate::tui::speculation::{measures_curve, one_line};
 use crate::tui::text::{self, UNKNOWN, duration, thousands};
 use crate::tui::theme::Tone;
@@ -121,6 +122,11 @@ impl Verify<'_> {
                 duration(Some(start.took)),
                 thousands(start.primed_tokens)
             )));
+        }
+        if let Some(start) = self.request.speculation.as_ref().and_then(|s| s.start.as_ref()) {
+            let [drafter, depth, controller] = &start.set_by;
+            let (drafter, depth, controller) = (who(drafter), who(depth), who(controller));
+            groups.push(dim(format!("set: drafter {drafter}, depth {depth}, controller {controller}  ")));
         }
         if !figures.has_curve() && !measures_curve(self.model) && self.model.recording.is_none() {
             groups.push(dim("`v` measures the verify curve  ".to_owned()));
