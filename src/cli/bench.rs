@@ -10,6 +10,7 @@ pub(super) mod identity;
 mod machine;
 mod running;
 pub(super) mod sparse;
+pub(super) mod speculation;
 
 use std::time::Instant;
 
@@ -66,6 +67,8 @@ enum Other {
     Cache(cache::Options),
     /// Measure what sparse prefill wins on cold prompts, scorer included, and from which length on it wins anything.
     Specprefill(sparse::Options),
+    /// Measure what speculative decoding wins, by drafter, depth and kind of text, and whether its prediction holds.
+    Speculation(speculation::Options),
 }
 
 fn positive() -> RangedU64ValueParser<usize> {
@@ -112,6 +115,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         Some(Other::Identity(options)) => return identity::run(options),
         Some(Other::Cache(options)) => return cache::run(options),
         Some(Other::Specprefill(options)) => return sparse::run(options),
+        Some(Other::Speculation(options)) => return speculation::run(options),
         None => {}
     }
     let config = options.model.config(options.arithmetic.sugar())?;

@@ -116,6 +116,7 @@ mod tests {
             bench::identity::EXAMPLES,
             bench::cache::EXAMPLES,
             bench::sparse::EXAMPLES,
+            bench::speculation::EXAMPLES,
             completions::EXAMPLES,
         ];
         for (line, _) in all.into_iter().flatten() {
