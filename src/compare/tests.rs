@@ -1,5 +1,6 @@
 //! Lanes on the `sim` device, stepped together; and comparisons of events made by hand.
 
+mod drafting;
 mod figures;
 mod stepping;
 

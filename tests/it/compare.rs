@@ -272,3 +272,104 @@ fn keeping_everything_is_the_dense_lane_on_a_real_model() {
     let survived = sparse.iter().filter_map(|row| row["compare"]["survival"]["identifiers"].as_u64());
     assert!(survived.sum::<u64>() > 0, "recorded replies use identifiers of their prompts");
 }
+
+#[test]
+fn lanes_of_drafters_give_the_same_replies_and_say_what_they_are_worth() {
+    let arguments = [
+        "compare",
+        "--model=scarp",
+        "--session=quick",
+        "--turns=2",
+        "--set=speculation.audit=true",
+        "--lane=none",
+        "--lane=ngram-2",
+        "--lane=mtp",
+        "--lane=draft-3",
+    ];
+    let lines = rows(&succeed(&[&arguments[..], &["--json"]].concat()));
+    let (requests, verdicts): (Vec<_>, Vec<_>) = lines.iter().partition(|line| line["verdict"].is_null());
+    assert_eq!((requests.len(), verdicts.len()), (8, 3));
+    for (index, row) in requests.iter().enumerate() {
+        let compare = &row["compare"];
+        if index % 4 == 0 {
+            assert_eq!((&compare["lane"], &compare["speculation"]), (&Value::from("none"), &Value::Null));
+        } else {
+            assert_eq!(compare["reply"]["same_text"], true, "{row}");
+            assert_eq!(compare["speculation"]["failure"], Value::Null, "{row}");
+        }
+    }
+    for (verdict, drafter) in verdicts.iter().zip(["ngram", "mtp", "draft"]) {
+        let of = &verdict["verdict"]["speculation"];
+        assert_eq!((of["drafter"].as_str(), &of["same_replies"]), (Some(drafter), &serde_json::json!([2, 2])));
+        assert!(number(of, "audited_cycles") > 0, "{of}");
+        assert!(of["speed_up"]["decode"]["median"].as_f64().unwrap() > 0.0);
+    }
+    let text = succeed(&arguments);
+    assert!(text.contains("mtp beside none: 2 of 2 replies the same, state and logits of "), "{text}");
+    assert_eq!(text.matches("all the same, bit for bit").count(), 3, "{text}");
+    assert!(text.contains("tok/cycle") && !text.contains("FAILED"), "{text}");
+}
+
+#[test]
+fn the_table_and_the_report_of_drafting_fit_their_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = dir.path().join("drafting.md");
+    let arguments =
+        ["compare", "--device=sim", "--session=steady", "--turns=3", "--lane=none", "--lane=ngram"];
+    let text = succeed(&[&arguments[..], &["--report", report.to_str().unwrap()]].concat());
+    let table = text.lines().skip_while(|line| !line.contains("tok/cycle"));
+    assert!(table.take(5).all(|line| line.chars().count() <= 80), "{text}");
+    let written = std::fs::read_to_string(&report).unwrap();
+    assert!(written.contains("## Drafting"), "{written}");
+    if written.contains("drafting-drafting.svg") {
+        check_svg(&std::fs::read_to_string(dir.path().join("drafting-drafting.svg")).unwrap());
+    }
+}
+
+#[test]
+fn a_depth_above_the_limit_or_an_unknown_drafter_is_refused_with_a_remedy() {
+    for (more, wanted) in [
+        (&["--lane", "mtp-17"][..], "write `mtp-1` to `mtp-16`"),
+        (&["--lane", "none:speculation.drafter=mtp"], "has no drafter"),
+        (&["--lane", "x:speculation.depth=17"], "allowed is 1 to 16"),
+        (&["--lane", "mpt"], "`ngram`, `mtp`, `draft`"),
+    ] {
+        let refused = run(&[&["compare", "--session", "quick"], more].concat());
+        assert_eq!(refused.status.code(), Some(2), "{more:?}: {}", stdout(&refused));
+        assert!(stderr(&refused).contains(wanted), "{more:?}: {}", stderr(&refused));
+    }
+}
+
+#[test]
+fn the_matrix_has_a_cell_a_way_and_says_what_holds() {
+    let arguments = [
+        "bench",
+        "speculation",
+        "--model=scarp",
+        "--drafters=ngram,mtp",
+        "--depths=2,adaptive",
+        "--prompts=prose",
+        "--repeat=1",
+        "--output-tokens=16",
+        "--contexts=300",
+        "--json",
+    ];
+    let report: Value = serde_json::from_str(&succeed(&arguments)).unwrap();
+    let cells = report["cells"].as_array().unwrap();
+    assert_eq!(cells.len(), 4);
+    for cell in cells {
+        assert_eq!(cell["identical"], true, "{cell}");
+        assert!(cell["measured"]["median"].as_f64().unwrap() > 0.0, "{cell}");
+        assert!(cell["whole"]["median"].as_f64().unwrap() > 0.0, "{cell}");
+    }
+    let claims = report["claims"].as_array().unwrap();
+    assert!(claims[0]["claim"].as_str().unwrap().starts_with("every reply is"));
+    assert_eq!(claims[0]["holds"], true);
+    assert_eq!(claims.len(), 4, "there is no copied text to say anything of");
+    let curve = &report["curves"][0];
+    assert_eq!(curve["points"].as_array().unwrap().len(), 8);
+    assert_eq!(curve["points"][0][1], 1.0);
+    let refused = run(&["bench", "speculation", "--depths=17"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("a depth from 1 to 16"), "{}", stderr(&refused));
+}

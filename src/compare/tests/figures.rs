@@ -40,7 +40,7 @@ fn scored(origin: u64, kept: &[(u64, u64)], seconds: f64) -> Scored {
     }
 }
 
-fn run() -> RunFacts {
+pub(super) fn run() -> RunFacts {
     RunFacts {
         version: "0".into(),
         model: "m".into(),
