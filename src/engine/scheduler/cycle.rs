@@ -212,7 +212,8 @@ impl Scheduler<'_> {
                 tokens: &sequence.tokens_at(place..place + 1),
                 positions: positions.as_deref(),
                 capture: 0,
-                hidden: false,
+                // Without hidden states it would give up the head's entries of these places.
+                hidden: sequence.head.is_some(),
                 state,
                 logits: LogitRows::Last,
             };
