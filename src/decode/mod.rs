@@ -6,6 +6,7 @@ pub mod economics;
 mod sampler;
 pub mod settings;
 mod verify;
+pub mod what_if;
 
 use serde::{Deserialize, Serialize};
 
