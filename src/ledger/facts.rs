@@ -278,6 +278,9 @@ impl RequestFacts {
         }
         // That it fell back stays; the words may say how much memory was free.
         facts.fell_back.iter_mut().for_each(String::clear);
+        if let Some(speculation) = &mut facts.speculation {
+            speculation.lasting();
+        }
         if let Some(scored) = &mut facts.scored {
             (scored.prefill, scored.lookahead, scored.importance) = Default::default();
         }

@@ -35,8 +35,12 @@ pub use facts::{
     ShrunkChunks, TierTroubleFacts,
 };
 pub use latency::{Latency, Quantiles};
-pub use row::Row;
-pub use speculation::Speculation;
+pub use row::{Row, SparseRow, SpecRow};
+pub use speculation::{
+    AuditFailure, AuditVerdict, DenseSource, DenseStep, DepthCost, DepthCosts, ExpertsPerForward,
+    HELD_WITHIN, KindAcceptance, Prediction, PredictionCheck, ReplyKind, Speculation, SpeculationAccount,
+    reply_kinds,
+};
 pub use verdict::{CheckpointPhase, CheckpointStep, Cliff};
 
 /// Troubles of the SSD tier that are kept, the latest ones: a broken disk may tell one per block.
@@ -482,7 +486,7 @@ impl Ledger {
             let account = self.accounts(*lane).into_iter().filter(|(_, entry)| own(entry.request));
             accounts.extend(account.map(|(step, entry)| (entry.request, (step, entry))));
         }
-        self.requests.values().map(|request| Row::with(request, accounts.get(&request.id))).collect()
+        self.requests.values().map(|request| Row::with(self, request, accounts.get(&request.id))).collect()
     }
 
     /// Hex digest of every fact that depends neither on speed nor on the device's memory, nor on the disk: the same for the interface, `replay`

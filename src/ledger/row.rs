@@ -115,7 +115,7 @@ pub struct Row {
     /// Why the request took the dense route though it was to take the sparse one.
     pub sparse_fell_back: Option<String>,
     /// Speculation facts; null where no drafter ran.
-    pub spec: Option<()>,
+    pub spec: Option<SpecRow>,
     /// Recovery facts; null where no job exists.
     pub recovery: Option<()>,
 }
@@ -163,6 +163,104 @@ impl SparseRow {
             draft_cached_tokens: scored.draft_cached_tokens,
             draft_start: scored.start,
             kept: scored.kept.clone(),
+        })
+    }
+}
+
+/// What speculative decoding did for a request.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SpecRow {
+    /// What drafted; null where the drafter failed before the reply began.
+    pub drafter: Option<&'static str>,
+    /// Tokens drafted in a cycle at most.
+    pub depth_max: Option<u32>,
+    /// What chose the depth: `fixed`, `adaptive`.
+    pub controller: Option<&'static str>,
+    /// Who set the drafter, the depth and the controller.
+    pub set_by: Option<[SetBy; 3]>,
+    /// Verify cycles.
+    pub cycles: u64,
+    /// Of those, cycles in which nothing was drafted.
+    pub zero_cycles: u64,
+    /// Tokens drafted.
+    pub drafted: u64,
+    /// Of those, tokens put to the test.
+    pub tested: u64,
+    /// Of those, tokens accepted.
+    pub accepted: u64,
+    /// Tests and accepted tokens by position in the draft.
+    pub accepted_per_position: Vec<crate::decode::economics::Position>,
+    /// `(accepted + cycles) / cycles`.
+    pub tokens_per_cycle: Option<f64>,
+    /// What a cycle costs in dense steps.
+    pub cost_ratio: Option<f64>,
+    /// Tokens per cycle above which it pays: what it costs in dense steps.
+    pub break_even: Option<f64>,
+    /// `(accepted + cycles) / output_tokens`.
+    pub share: Option<f64>,
+    /// The speed-up of decoding that these predict; null too where an audit failed.
+    pub predicted_speedup: Option<f64>,
+    /// Milliseconds of a dense step, and who measured it.
+    pub dense_step: Option<super::DenseStep>,
+    /// Ordinary steps outside of cycles.
+    pub parked: Option<u64>,
+    /// Time the drafter took to read the prompt, seconds; a part of `ttft_s`.
+    pub priming_s: Option<f64>,
+    /// Time of the cycles in drafting, seconds; null where other sequences shared a forward, as the four below are.
+    pub draft_s: Option<f64>,
+    /// In the target's forwards.
+    pub verify_s: Option<f64>,
+    /// In accepting and sampling.
+    pub sample_s: Option<f64>,
+    /// In taking back what was not accepted.
+    pub rollback_s: Option<f64>,
+    /// In keeping what was.
+    pub commit_s: Option<f64>,
+    /// Other sequences in a forward, at most.
+    pub neighbours: u32,
+    /// Experts that a forward touched; null for a model without.
+    pub experts: Option<super::ExpertsPerForward>,
+    /// What comparing cycles with recomputation showed.
+    pub audit: super::AuditVerdict,
+    /// Why nothing was drafted any more from some token on.
+    pub fell_back: Option<String>,
+}
+
+impl SpecRow {
+    fn of(ledger: &Ledger, request: &RequestFacts) -> Option<SpecRow> {
+        let account = ledger.speculation_account(request.id)?;
+        let start = request.speculation.as_ref().and_then(|told| told.start.as_ref());
+        let time = account.time.map(|time| time.parts().map(|(_, part)| part.seconds()));
+        let part = |index: usize| time.map(|parts| parts[index]);
+        let counters = &account.counters;
+        Some(SpecRow {
+            drafter: account.drafter.map(|drafter| drafter.word()),
+            depth_max: account.depth_max,
+            controller: account.controller.map(|controller| controller.word()),
+            set_by: start.map(|start| start.set_by.clone()),
+            cycles: counters.cycles,
+            zero_cycles: counters.zero_cycles,
+            drafted: counters.drafted,
+            tested: counters.tested,
+            accepted: counters.accepted,
+            accepted_per_position: counters.positions.clone(),
+            tokens_per_cycle: account.tokens_per_cycle(),
+            cost_ratio: account.cost_ratio(),
+            break_even: account.cost_ratio(),
+            share: account.share(),
+            predicted_speedup: account.speed_up().ok().flatten(),
+            dense_step: account.dense(),
+            parked: account.parked_steps,
+            priming_s: account.priming.map(|time| time.seconds()),
+            draft_s: part(0),
+            verify_s: part(1),
+            sample_s: part(2),
+            rollback_s: part(3),
+            commit_s: part(4),
+            neighbours: account.neighbours,
+            experts: account.experts,
+            audit: account.audit.clone(),
+            fell_back: account.ended.clone(),
         })
     }
 }
@@ -241,10 +339,14 @@ impl Row {
     pub fn new(ledger: &Ledger, request: &RequestFacts) -> Row {
         let account =
             ledger.accounts(request.lane).into_iter().find(|(_, entry)| entry.request == request.id);
-        Row::with(request, account.as_ref())
+        Row::with(ledger, request, account.as_ref())
     }
 
-    pub(super) fn with(request: &RequestFacts, account: Option<&(Option<CheckpointStep>, DebtEntry)>) -> Row {
+    pub(super) fn with(
+        ledger: &Ledger,
+        request: &RequestFacts,
+        account: Option<&(Option<CheckpointStep>, DebtEntry)>,
+    ) -> Row {
         let restore = request.restore.as_ref();
         let observed = restore.filter(|restore| restore.is_observed());
         let step = account.and_then(|(step, _)| *step);
@@ -303,7 +405,7 @@ impl Row {
             error: request.error.clone(),
             sparse: SparseRow::of(request),
             sparse_fell_back: request.fell_back.clone(),
-            spec: None,
+            spec: SpecRow::of(ledger, request),
             recovery: None,
         }
     }
