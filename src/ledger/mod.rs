@@ -39,7 +39,7 @@ pub use row::{Row, SparseRow, SpecRow};
 pub use speculation::{
     AuditFailure, AuditVerdict, DenseSource, DenseStep, DepthCost, DepthCosts, ExpertsPerForward,
     HELD_WITHIN, KindAcceptance, Prediction, PredictionCheck, ReplyKind, Speculation, SpeculationAccount,
-    reply_kinds,
+    WhatIf, reply_kinds,
 };
 pub use verdict::{CheckpointPhase, CheckpointStep, Cliff};
 

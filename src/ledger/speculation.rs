@@ -4,6 +4,7 @@ mod account;
 mod calculator;
 mod depth;
 mod kind;
+mod what_if;
 
 use serde::Serialize;
 
@@ -15,6 +16,7 @@ pub use account::{
 pub use calculator::{HELD_WITHIN, Prediction, PredictionCheck};
 pub use depth::{DepthCost, DepthCosts};
 pub use kind::{KindAcceptance, ReplyKind, reply_kinds};
+pub use what_if::WhatIf;
 
 /// A request's speculative decoding, as it was told.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]

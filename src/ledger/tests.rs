@@ -9,6 +9,7 @@ use crate::event::{
 };
 
 mod accounts;
+mod speculation;
 
 fn restore(checkpoint: u64) -> Restore {
     Restore {

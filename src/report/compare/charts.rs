@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::super::speculation_chart::depth_chart;
 use super::super::svg::{Anchor, Svg, lane_class, ticks};
 use super::super::{seconds, thousands};
 use super::economics_chart::economics;
@@ -10,7 +11,7 @@ use crate::event::Scored;
 
 /// A chart: what its file is called after the report's name, its text alternative, its SVG.
 pub struct Chart {
-    /// `checkpoint`, `ttft`, `drafting`, `kept-sparse`.
+    /// `checkpoint`, `ttft`, `drafting`, `kept-sparse`, `depth-ngram`.
     pub name: String,
     /// What it shows, in words.
     pub alternative: String,
@@ -34,6 +35,11 @@ pub fn charts(comparison: &Comparison) -> Vec<Chart> {
     let mut charts = vec![checkpoints(comparison, &turns), times(comparison, &turns)];
     charts.extend(economics(comparison, &turns));
     charts.extend((0..comparison.names().len()).filter_map(|lane| kept_map(comparison, lane, &turns)));
+    charts.extend((0..comparison.names().len()).filter_map(|lane| {
+        let name = comparison.name(lane);
+        let (alternative, svg) = depth_chart(name, comparison.ledger_of(0, lane)?)?;
+        Some(Chart { name: format!("depth-{name}"), alternative, svg })
+    }));
     charts
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::super::speculation::{Titled, tables};
 use super::super::{printable, run_line, settings_line};
 use super::charts::{Chart, charts};
 use super::drafting::drafting_table;
@@ -52,6 +53,15 @@ pub fn report(comparison: &Comparison, stem: &str, command: &str) -> Report {
              reply that cycles gave. `predicted` follows from these; `!` marks a prediction more than 10 % off `decode`, which is measured. `end to end` is from \
              arrival to the last token, `priming` the time a drafter took to read the prompt before the first one.\n\n",
         );
+    }
+    for (lane, name) in comparison.names().iter().enumerate() {
+        let tables = comparison.ledger_of(0, lane).map(tables).unwrap_or_default();
+        if !tables.is_empty() {
+            let _ = writeln!(text, "## Speculation in {}\n", plain(name));
+        }
+        for Titled { title, table, note } in tables {
+            let _ = writeln!(text, "### {title}\n\n{}\n{note}\n", table.markdown());
+        }
     }
     text.push_str("## Requests\n\n");
     text.push_str(&full_table(comparison).markdown());
