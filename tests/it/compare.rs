@@ -300,7 +300,10 @@ fn lanes_of_drafters_give_the_same_replies_and_say_what_they_are_worth() {
     }
     for (verdict, drafter) in verdicts.iter().zip(["ngram", "mtp", "draft"]) {
         let of = &verdict["verdict"]["speculation"];
-        assert_eq!((of["drafter"].as_str(), &of["same_replies"]), (Some(drafter), &serde_json::json!([2, 2])));
+        assert_eq!(
+            (of["drafter"].as_str(), &of["same_replies"]),
+            (Some(drafter), &serde_json::json!([2, 2]))
+        );
         assert!(number(of, "audited_cycles") > 0, "{of}");
         assert!(of["speed_up"]["decode"]["median"].as_f64().unwrap() > 0.0);
     }
