@@ -20,8 +20,6 @@ pub struct RecurrentState {
     live: SlotRef,
     /// What a span apart writes while the state stands in the live slot.
     spare: Option<SlotRef>,
-    /// What the recomputation of an audited span writes.
-    audit: Option<SlotRef>,
     /// The slot with the state after the tokens computed so far; `None` before the first.
     at: Option<SlotRef>,
     /// The snapshot that was restored, held until the first span has read it.
@@ -48,7 +46,6 @@ impl RecurrentState {
             boundaries,
             live,
             spare: None,
-            audit: None,
             at: restored,
             restored,
             fresh: None,
@@ -123,7 +120,7 @@ impl RecurrentState {
 
     /// Fails when a slot that the next span reads or writes is not the sequence's any more.
     pub fn check(&self, cache: &Cache) -> Result<(), StaleState> {
-        [Some(self.live), self.spare, self.audit, self.at, self.fresh]
+        [Some(self.live), self.spare, self.at, self.fresh]
             .into_iter()
             .flatten()
             .try_for_each(|slot| cache.check_slot(slot))
@@ -146,25 +143,8 @@ impl RecurrentState {
         self.spare.is_some()
     }
 
-    /// Gets the slot for recomputation, if there is room for one.
-    pub fn prepare_audit(&mut self, request: RequestId, cache: &mut Cache, now: Stamp) -> bool {
-        if self.audit.is_none() {
-            self.audit = cache.allocate_snapshot(request, now);
-        }
-        self.audit.is_some()
-    }
-
-    /// The slot for recomputation.
-    pub fn audit_slot(&self) -> Option<SlotRef> {
-        self.audit
-    }
-
-    /// Gives the slots back that spans apart and audits need, as far as the state does not stand there: the device does not hold them, or nothing
-    /// is drafted any more.
+    /// Gives the spare slot back where the device does not hold it, or where nothing goes apart any more.
     pub fn give_back_spare(&mut self, cache: &mut Cache) {
-        if let Some(audit) = self.audit.take() {
-            cache.release_snapshot(audit);
-        }
         if let Some(spare) = self.spare.take_if(|spare| self.at != Some(*spare)) {
             cache.release_snapshot(spare);
         }
@@ -244,7 +224,7 @@ impl RecurrentState {
     /// Gives every slot back.
     pub fn release(self, cache: &mut Cache) {
         let captured = self.captured.iter().map(|captured| captured.slot);
-        for slot in captured.chain(self.restored).chain(self.fresh).chain(self.spare).chain(self.audit) {
+        for slot in captured.chain(self.restored).chain(self.fresh).chain(self.spare) {
             cache.release_snapshot(slot);
         }
         cache.release_live_slot(self.live);

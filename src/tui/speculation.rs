@@ -226,9 +226,9 @@ pub(super) fn status_words(model: &Model, room: usize) -> Option<String> {
             let drafter = start.drafter.word();
             let depth = depth_mark(start.depth_max, start.controller);
             let controller = start.controller.word();
-            let figures = Figures::of(model, request);
-            let economics = figures.economics();
-            match (figures.failure(), economics.tokens_per_cycle, economics.cost_ratio) {
+            let figures = Figures::of(model, request)?;
+            let account = figures.account();
+            match (figures.failure(), account.tokens_per_cycle(), account.cost_ratio()) {
                 (Some(_), ..) => vec![format!("{drafter} AUDIT FAILED"), "AUDIT FAILED".to_owned()],
                 (None, Some(gives), Some(cost)) => vec![
                     format!("{drafter} {depth} {controller}: {gives:.2} tokens for {cost:.2} steps"),

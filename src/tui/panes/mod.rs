@@ -17,7 +17,6 @@ use super::app::{Model, Pane};
 use super::memory::gauge;
 use super::text::{bytes, fit, thousands, width};
 use super::tier;
-use verify::Figures;
 
 /// What a pane's title says behind its name, where it has `room` columns for it: units and legend, or what it is about.
 pub fn title_note(model: &Model, pane: Pane, room: usize) -> String {
@@ -38,8 +37,7 @@ pub fn title_note(model: &Model, pane: Pane, room: usize) -> String {
             let kept = scored.map_or_else(String::new, |request| {
                 format!(" · █ kept ▒ partly · dropped at turn {}, lines approx.", request.turn)
             });
-            let drafted =
-                model.selected().is_some_and(|request| Figures::of(model, request).counters().accepted > 0);
+            let drafted = model.selected().is_some_and(verify::has_accepted);
             let accepted = if drafted { " · accepted drafts underlined" } else { "" };
             fit(&format!("lane {}{kept}{accepted}", model.ui.lane.label()), room).into_owned()
         }

@@ -116,13 +116,13 @@ fn rows(model: &Model) -> Vec<RowFacts<'_>> {
 
 /// `2.88/1.51`
 fn cycles(model: &Model, request: &RequestFacts) -> Option<String> {
-    let figures = Figures::of(model, request);
+    let figures = Figures::of(model, request)?;
     if figures.failure().is_some() {
         return Some("AUDIT".to_owned());
     }
-    let economics = figures.economics();
-    let cost = economics.cost_ratio.map_or_else(|| UNKNOWN.to_owned(), |cost| format!("{cost:.2}"));
-    Some(format!("{:.2}/{cost}", economics.tokens_per_cycle?))
+    let account = figures.account();
+    let cost = account.cost_ratio().map_or_else(|| UNKNOWN.to_owned(), |cost| format!("{cost:.2}"));
+    Some(format!("{:.2}/{cost}", account.tokens_per_cycle()?))
 }
 
 /// The columns that fit `room`, most important first; that of cycles only where there are some.

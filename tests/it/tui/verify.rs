@@ -348,7 +348,7 @@ fn an_engine_that_tells_of_no_drafter_cannot_be_set() {
 #[test]
 fn the_curve_is_asked_for_and_called_off() {
     let mut bench = told(Told { curve: false, ..PLAIN });
-    assert!(bench.text(80, 24).contains("`v` measures the verify curve"));
+    assert!(bench.text(120, 40).contains("`v` measures the verify curve"));
     assert_eq!(bench.press('v'), [Effect::Send(Command::MeasureVerify(true))]);
     assert_eq!(bench.press('v'), [Effect::Send(Command::MeasureVerify(false))]);
     let mut bench = told(PLAIN);
@@ -362,9 +362,46 @@ fn the_curve_is_asked_for_and_called_off() {
 #[test]
 fn the_verdict_is_whether_a_cycle_gives_more_than_it_costs() {
     let text = told(PLAIN).text(120, 40);
-    assert!(text.contains("WINS  2.88 tokens per cycle > 1.51 dense steps: 1.64x predicted, 1.6"), "{text}");
+    assert!(
+        text.contains("WINS  2.88 tokens per cycle > 1.56 dense steps: 1.60x predicted, 1.61x measured"),
+        "{text}"
+    );
     let text = told(Told { script: LOSING, ..PLAIN }).text(120, 40);
-    assert!(text.contains("LOSES  1.20 tokens per cycle < 1.86 dense steps: 0.6"), "{text}");
+    assert!(text.contains("LOSES  1.20 tokens per cycle < 1."), "{text}");
+}
+
+#[test]
+fn what_other_depths_would_have_done_and_what_was_accepted_where_stand_below() {
+    let text = told(PLAIN).text(160, 48);
+    for words in ["what if    adaptive 1.", "oracle 2.", "x dense per cycle", "by kind  JSON keys"] {
+        assert!(text.contains(words), "{words} is missing in\n{text}");
+    }
+    let text = told(Told { ends: false, ..PLAIN }).text(160, 48);
+    assert!(text.contains("what if    when the reply has ended"), "{text}");
+}
+
+#[test]
+fn two_turns_predict_and_the_later_ones_say_whether_it_held() {
+    let mut run = begun();
+    for number in 2..=4 {
+        speculative(&mut run, number, Told { whole: true, ..PLAIN });
+    }
+    let mut bench = Bench::live(run.events());
+    bench.write("0");
+    for _ in 0..2 {
+        bench.key(KeyCode::Left);
+    }
+    bench.press('u');
+    assert_eq!(bench.model.ui.weighed.speculative, Some(RequestId(2)));
+    bench.key(KeyCode::Left);
+    bench.press('u');
+    assert_eq!(bench.model.ui.weighed.dense, Some(RequestId(1)));
+    bench.key(KeyCode::Right);
+    let text = bench.text(160, 48);
+    assert!(
+        text.contains("turn 1 dense, 2 drafted: 1.") && text.contains("held in 2 of 2 other turns"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -564,11 +601,11 @@ fn session_and_request_say_how_a_reply_was_decoded() {
     let mut bench = told(PLAIN);
     bench.write("1z");
     let text = bench.text(160, 48);
-    assert!(text.contains("gives/costs") && text.contains("2.88/1.51"), "{text}");
+    assert!(text.contains("gives/costs") && text.contains("2.88/1.56"), "{text}");
     bench.write("z3");
     let text = bench.text(160, 48);
     assert!(
-        text.contains("decode     ngram ≤4 adaptive  2.88 tokens per cycle for 1.51 dense steps"),
+        text.contains("decode     ngram ≤4 adaptive  2.88 tokens per cycle for 1.56 dense steps"),
         "{text}"
     );
     assert!(text.contains("priming 4.0ms in ttft"), "{text}");

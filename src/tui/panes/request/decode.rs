@@ -14,7 +14,8 @@ impl Drawing<'_> {
     pub(super) fn decode(&self, canvas: &Canvas<'_>, width: usize) -> Vec<Line<'static>> {
         let Some(speculation) = &self.request.speculation else { return Vec::new() };
         let Some(start) = &speculation.start else { return Vec::new() };
-        let figures = Figures::of(self.model, self.request);
+        let Some(figures) = Figures::of(self.model, self.request) else { return Vec::new() };
+        let account = figures.account();
         let dim = |words: String| vec![canvas.span(words, Tone::Dim)];
         let depth = depth_mark(start.depth_max, start.controller);
         let mut groups =
@@ -24,9 +25,9 @@ impl Drawing<'_> {
             )]];
         if figures.failure().is_some() {
             groups.push(vec![canvas.span("AUDIT FAILED: no speed-up counts  ", Tone::Warn)]);
-        } else if let Some(gives) = figures.economics().tokens_per_cycle {
+        } else if let Some(gives) = account.tokens_per_cycle() {
             let number = |value: Option<f64>| value.map_or_else(|| UNKNOWN.to_owned(), |v| format!("{v:.2}"));
-            let cost = figures.economics().cost_ratio;
+            let cost = account.cost_ratio();
             let tone = match cost {
                 Some(cost) if gives > cost => Tone::Good,
                 Some(_) => Tone::Warn,
@@ -38,7 +39,7 @@ impl Drawing<'_> {
                 canvas.span(number(cost), tone),
                 canvas.span(" dense steps  ", Tone::Dim),
             ]);
-            if let Some(share) = figures.counters().share() {
+            if let Some(share) = account.share() {
                 groups.push(dim(format!("share {:.0} %  ", share * 100.0)));
             }
         } else {

@@ -24,7 +24,7 @@ const MOST: f64 = 24.0;
 impl Verify<'_> {
     /// A row a depth. Depths that nobody can tell anything of are left out.
     pub(super) fn depths(&self, canvas: &Canvas<'_>, width: usize) -> Vec<Line<'static>> {
-        let rows = self.figures.by_depth();
+        let (rows, best) = self.figures.by_depth();
         let forward = if width >= WITH_FORWARD { FORWARD } else { 0 };
         let bar = width.saturating_sub(DEPTH + forward + 2 * FIGURE + QUOTIENT + NOTE).clamp(6, 60);
         let names = ["▇ tokens per cycle  ┃ break-even", "▇ gives  ┃ break-even", "▇ gives ┃ costs", ""];
@@ -46,7 +46,7 @@ impl Verify<'_> {
         let known = rows.iter().filter_map(|row| Some((row.gives?.0, row.cost?.0)));
         let most = known.fold(2.0, |most: f64, (gives, cost)| most.max(gives).max(cost.min(gives * 3.0)));
         let most = most.min(MOST);
-        let (now, best) = (self.figures.depth_now(), self.figures.best_depth());
+        let now = self.figures.depth_now();
         for row in &rows {
             let marks = (now == Some(row.depth), best == Some(row.depth));
             lines.push(depth_row(canvas, row, forward, (bar, most), marks));

@@ -7,6 +7,7 @@ mod depth;
 mod figures;
 mod history;
 mod summary;
+mod what_if;
 
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
@@ -58,6 +59,11 @@ pub fn places(model: &Model) -> Vec<u64> {
     model.selected().map(cycles::entries).unwrap_or_default().iter().map(Entry::first).collect()
 }
 
+/// Whether any drafted token of its reply was accepted.
+pub(super) fn has_accepted(request: &RequestFacts) -> bool {
+    request.speculation.as_ref().is_some_and(|told| told.cycles.iter().any(|cycle| cycle.accepted > 0))
+}
+
 /// Draws the pane.
 pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
     canvas.note_page(Pane::Verify, 0, usize::from(area.height), 0);
@@ -71,12 +77,12 @@ pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
         );
         return;
     };
-    if request.speculation.as_ref().is_none_or(|speculation| speculation.start.is_none()) {
+    let drafted = request.speculation.as_ref().is_some_and(|speculation| speculation.start.is_some());
+    let Some(figures) = Figures::of(model, request).filter(|_| drafted) else {
         draw_without(canvas, model, request, area);
         return;
-    }
-    let view =
-        Verify { model, request, figures: Figures::of(model, request), entries: cycles::entries(request) };
+    };
+    let view = Verify { model, request, figures, entries: cycles::entries(request) };
     view.draw(canvas, area);
 }
 
@@ -113,10 +119,10 @@ impl Verify<'_> {
         let figures = allot(
             vec![
                 Section::new(0, self.depths(canvas, columns)),
-                Section::new(1, self.calculator(canvas, columns)).at_least(2, 3),
-                Section::new(2, self.what_if(canvas, columns)).at_least(2, 4),
-                Section::new(3, self.split(canvas, columns)),
-                Section::new(5, self.acceptance(canvas, columns)).at_least(1, 6),
+                Section::new(1, self.calculator(canvas, columns)).at_least(3, 7),
+                Section::new(2, self.what_if(canvas, columns)).at_least(1, 6),
+                Section::new(3, self.split(canvas, columns)).at_least(1, 5),
+                Section::new(4, self.acceptance(canvas, columns)),
             ],
             usize::from(left.height),
         );
@@ -139,10 +145,10 @@ impl Verify<'_> {
         let cycles = 4.min(height / 4);
         let above = allot(
             vec![
-                Section::new(0, self.verdict(canvas, columns)).at_least(3, 8),
+                Section::new(0, self.verdict(canvas, columns)).at_least(2, 8),
                 Section::new(2, self.depths(canvas, columns)).at_least(6, 6),
                 Section::new(4, self.calculator(canvas, columns)).at_least(1, 8),
-                Section::new(5, self.what_if(canvas, columns)).at_least(0, 7),
+                Section::new(5, self.what_if(canvas, columns)).at_least(1, 7),
                 Section::new(3, self.history(canvas, columns)),
             ],
             height.saturating_sub(cycles + 2),
@@ -181,7 +187,7 @@ fn draw_without(canvas: &mut Canvas<'_>, model: &Model, request: &RequestFacts, 
     if let Some(message) = ended {
         lines.push((format!("drafting ended: {}", text::sanitise(message).replace('\n', " ")), Tone::Warn));
     }
-    if let Some(step) = figures::ms_per_token(request) {
+    if let Some(step) = request.ms_per_token() {
         lines.push((format!("a dense step took {step:.2} ms on average"), Tone::Text));
     }
     let by_hand =

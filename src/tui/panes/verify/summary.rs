@@ -4,10 +4,9 @@ use ratatui::text::Line;
 
 use super::calculator::Weighing;
 use super::cycles::PARTS;
-use super::figures::DenseSource;
 use super::{Group, Verify, figure, flow, times};
 use crate::decode::economics::ratio;
-use crate::event::Nanos;
+use crate::ledger::{AuditVerdict, DenseSource};
 use crate::tui::sparse::who;
 use crate::tui::speculation::{measures_curve, one_line};
 use crate::tui::text::{self, UNKNOWN, duration, thousands};
@@ -18,12 +17,11 @@ impl Verify<'_> {
     /// Whether it wins: tokens per cycle against what a cycle costs, predicted and measured; or why nothing can be said.
     pub(super) fn verdict(&self, canvas: &Canvas<'_>, width: usize) -> Vec<Line<'static>> {
         let figures = &self.figures;
-        if let Some((cycle, audit)) = figures.failure() {
-            let problem = audit.problem.as_deref().unwrap_or("state differs from recomputation");
+        if let Some(failure) = figures.failure() {
             let words = format!(
                 " AUDIT FAILED at token {}: {}",
-                thousands(cycle.first.saturating_add(1)),
-                one_line(problem)
+                thousands(failure.first.saturating_add(1)),
+                one_line(&failure.problem)
             );
             return vec![
                 Line::from(canvas.span(text::fit(&words, width).into_owned(), Tone::Warn)),
@@ -36,8 +34,7 @@ impl Verify<'_> {
                 ),
             ];
         }
-        let economics = figures.economics();
-        let (gives, cost) = (economics.tokens_per_cycle, economics.cost_ratio);
+        let (gives, cost) = (figures.account().tokens_per_cycle(), figures.account().cost_ratio());
         let (word, tone) = match gives.zip(cost) {
             Some((gives, cost)) if gives > cost => ("WINS", Tone::Good),
             Some((gives, cost)) if gives < cost => ("LOSES", Tone::Warn),
@@ -58,7 +55,7 @@ impl Verify<'_> {
             canvas.span(sign, tone),
             canvas.span(format!(" {}", figure(cost, true)), Tone::Strong),
             canvas.span(format!(" {steps}: "), Tone::Text),
-            canvas.span(times(economics.predicted_speedup()), tone),
+            canvas.span(times(figures.predicted()), tone),
             canvas.span(" predicted, ", Tone::Dim),
         ];
         let weighing = Weighing::of(self.model, self.request);
@@ -93,26 +90,30 @@ impl Verify<'_> {
         }
         groups.push(dim(format!(
             "{} cycles, share {}  ",
-            thousands(figures.counters().cycles),
-            figures
-                .counters()
-                .share()
-                .map_or_else(|| UNKNOWN.to_owned(), |share| format!("{:.0} %", share * 100.0))
+            thousands(figures.account().counters.cycles),
+            percent(figures.account().share())
         )));
-        match figures.dense() {
+        match figures.account().dense() {
             Some(dense) => {
                 let from = match dense.from {
-                    DenseSource::Own => "its own ordinary steps".to_owned(),
+                    DenseSource::Own { steps } => format!("its own {} ordinary steps", thousands(steps)),
                     DenseSource::Curve => "its verify curve".to_owned(),
-                    DenseSource::Request(turn) => format!("turn {turn}, dense"),
+                    DenseSource::Request(id) => match self.model.ledger().request(id) {
+                        Some(request) => format!("turn {}, dense", request.turn),
+                        None => "a dense reply".to_owned(),
+                    },
                 };
-                groups.push(dim(format!(
-                    "dense step {} ({from})  ",
-                    duration(Some(Nanos(dense.nanos as u64)))
-                )));
+                groups.push(dim(format!("dense step {:.2} ms ({from})  ", dense.ms)));
             }
             None => groups
                 .push(dim("dense step –: `v` measures it, or let a turn run without a drafter  ".to_owned())),
+        }
+        if let AuditVerdict::Passed { cycles, how } = &figures.account().audit {
+            let words = format!("audit passed in {} cycles ({})  ", thousands(*cycles), how.word());
+            groups.push(vec![canvas.span(words, Tone::Good)]);
+        }
+        if !figures.has_curve() && !measures_curve(self.model) && self.model.recording.is_none() {
+            groups.push(dim("`v` measures the verify curve  ".to_owned()));
         }
         if let Some(start) = self.request.speculation.as_ref().and_then(|s| s.start.as_ref())
             && (start.took.0 > 0 || start.primed_tokens > 0)
@@ -128,36 +129,32 @@ impl Verify<'_> {
             let (drafter, depth, controller) = (who(drafter), who(depth), who(controller));
             groups.push(dim(format!("set: drafter {drafter}, depth {depth}, controller {controller}  ")));
         }
-        if !figures.has_curve() && !measures_curve(self.model) && self.model.recording.is_none() {
-            groups.push(dim("`v` measures the verify curve  ".to_owned()));
-        }
         flow(canvas, "", groups, width)
     }
 
     /// Where the time of a cycle goes.
     pub(super) fn split(&self, canvas: &Canvas<'_>, width: usize) -> Vec<Line<'static>> {
-        let Some(time) = self.figures.time() else { return Vec::new() };
+        let Some(time) = self.figures.account().time else { return Vec::new() };
         let all = time.total().0 as f64;
         let groups = time.parts().into_iter().zip(PARTS).map(|((name, part), (_, glyph, tone))| {
-            let share = ratio(part.0 as f64 * 100.0, all);
-            let share = share.map_or_else(|| UNKNOWN.to_owned(), |share| format!("{share:.0} %"));
+            let share = percent(ratio(part.0 as f64, all));
             vec![canvas.span(glyph, tone), canvas.span(format!(" {name} {share}  "), Tone::Text)]
         });
-        flow(canvas, "cycle time", groups, width)
+        let experts = self.figures.account().experts.map(|experts| {
+            let words = format!(
+                "experts {:.1} of {} a forward, {} for one token  ",
+                experts.touched,
+                thousands(experts.experts),
+                thousands(experts.of_one_token)
+            );
+            vec![canvas.span(words, Tone::Text)]
+        });
+        flow(canvas, "cycle time", groups.chain(experts), width)
     }
 
-    /// What other depths and controllers would have made of the same reply.
-    pub(super) fn what_if(&self, canvas: &Canvas<'_>, width: usize) -> Vec<Line<'static>> {
-        let _ = (canvas, width);
-        Vec::new()
-    }
-
-    /// Acceptance: by position, in all.
+    /// Acceptance: by position, in all, by kind of text.
     pub(super) fn acceptance(&self, canvas: &Canvas<'_>, width: usize) -> Vec<Line<'static>> {
-        let percent = |share: Option<f64>| {
-            share.map_or_else(|| UNKNOWN.to_owned(), |share| format!("{:.0} %", share * 100.0))
-        };
-        let counters = self.figures.counters();
+        let counters = &self.figures.account().counters;
         let mut groups: Vec<Group> = (1..)
             .zip(&counters.positions)
             .map(|(at, position)| {
@@ -177,6 +174,25 @@ impl Verify<'_> {
             );
             groups.push(vec![canvas.span(words, Tone::Dim)]);
         }
-        flow(canvas, "accepted", groups, width)
+        let mut lines = flow(canvas, "accepted", groups, width);
+        let kinds = self.request.acceptance_by_kind().into_iter().filter(|kind| kind.drafts.tested > 0);
+        let kinds: Vec<Group> = kinds
+            .map(|kind| {
+                vec![
+                    canvas.span(format!("{} ", kind.kind.word()), Tone::Dim),
+                    canvas.span(percent(kind.drafts.acceptance()), Tone::Text),
+                    canvas.span(format!(" of {}  ", thousands(kind.drafts.tested)), Tone::Dim),
+                ]
+            })
+            .collect();
+        if !kinds.is_empty() {
+            lines.extend(flow(canvas, "  by kind", kinds, width));
+        }
+        lines
     }
+}
+
+/// `82 %`
+fn percent(share: Option<f64>) -> String {
+    share.map_or_else(|| UNKNOWN.to_owned(), |share| format!("{:.0} %", share * 100.0))
 }
