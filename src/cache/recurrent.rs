@@ -20,6 +20,8 @@ pub struct RecurrentState {
     live: SlotRef,
     /// What a span apart writes while the state stands in the live slot.
     spare: Option<SlotRef>,
+    /// What the recomputation of an audited span writes.
+    audit: Option<SlotRef>,
     /// The slot with the state after the tokens computed so far; `None` before the first.
     at: Option<SlotRef>,
     /// The snapshot that was restored, held until the first span has read it.
@@ -46,6 +48,7 @@ impl RecurrentState {
             boundaries,
             live,
             spare: None,
+            audit: None,
             at: restored,
             restored,
             fresh: None,
@@ -120,7 +123,7 @@ impl RecurrentState {
 
     /// Fails when a slot that the next span reads or writes is not the sequence's any more.
     pub fn check(&self, cache: &Cache) -> Result<(), StaleState> {
-        [Some(self.live), self.spare, self.at, self.fresh]
+        [Some(self.live), self.spare, self.audit, self.at, self.fresh]
             .into_iter()
             .flatten()
             .try_for_each(|slot| cache.check_slot(slot))
@@ -143,8 +146,25 @@ impl RecurrentState {
         self.spare.is_some()
     }
 
-    /// Gives the spare slot back where the device does not hold it, or where nothing goes apart any more.
+    /// Gets the slot for recomputation, if there is room for one.
+    pub fn prepare_audit(&mut self, request: RequestId, cache: &mut Cache, now: Stamp) -> bool {
+        if self.audit.is_none() {
+            self.audit = cache.allocate_snapshot(request, now);
+        }
+        self.audit.is_some()
+    }
+
+    /// The slot for recomputation.
+    pub fn audit_slot(&self) -> Option<SlotRef> {
+        self.audit
+    }
+
+    /// Gives the slots back that spans apart and audits need, as far as the state does not stand there: the device does not hold them, or nothing
+    /// is drafted any more.
     pub fn give_back_spare(&mut self, cache: &mut Cache) {
+        if let Some(audit) = self.audit.take() {
+            cache.release_snapshot(audit);
+        }
         if let Some(spare) = self.spare.take_if(|spare| self.at != Some(*spare)) {
             cache.release_snapshot(spare);
         }
@@ -224,7 +244,7 @@ impl RecurrentState {
     /// Gives every slot back.
     pub fn release(self, cache: &mut Cache) {
         let captured = self.captured.iter().map(|captured| captured.slot);
-        for slot in captured.chain(self.restored).chain(self.fresh).chain(self.spare) {
+        for slot in captured.chain(self.restored).chain(self.fresh).chain(self.spare).chain(self.audit) {
             cache.release_snapshot(slot);
         }
         cache.release_live_slot(self.live);

@@ -8,8 +8,10 @@ use super::{Sampler, Verdict};
 pub struct Accepted {
     /// Tokens added to those known: what was accepted, and one more.
     pub tokens: usize,
-    /// Drafted tokens put to the test.
+    /// Drafted tokens put to the test, but for one that ended the reply: it counts as the cycle's own.
     pub tested: usize,
+    /// Whether the reply ended with a drafted token that stood.
+    pub ended_drafted: bool,
 }
 
 impl Accepted {
@@ -46,7 +48,12 @@ pub fn verify(
         };
         known.push(token);
         result.tokens += 1;
-        if !stands || ends(known) {
+        if !stands {
+            break;
+        }
+        if ends(known) {
+            result.tested -= 1;
+            result.ended_drafted = true;
             break;
         }
     }
@@ -83,7 +90,7 @@ mod tests {
 
     #[test]
     fn the_tokens_are_those_of_ordinary_decoding_whatever_was_drafted() {
-        let accepted = |tokens, tested| Accepted { tokens, tested };
+        let accepted = |tokens, tested| Accepted { tokens, tested, ended_drafted: false };
         assert_eq!(run(&[], &[3], 0), (vec![3], accepted(1, 0)));
         assert_eq!(run(&[3, 4], &[3, 4, 5], 0), (vec![3, 4, 5], accepted(3, 2)));
         assert_eq!(run(&[3, 1], &[3, 4, 5], 0), (vec![3, 4], accepted(2, 2)));
@@ -94,7 +101,8 @@ mod tests {
     fn nothing_follows_the_end_of_a_reply() {
         let (tokens, result) = run(&[3, 4], &[3, 4, 5], 3);
         assert_eq!((tokens, result.tokens, result.accepted()), (vec![3], 1, 0));
+        assert!(result.ended_drafted && result.tested == 0, "it was no rejection");
         let (tokens, result) = run(&[3, 4], &[3, 4, 5], 4);
-        assert_eq!((tokens, result.accepted(), result.tested), (vec![3, 4], 1, 2));
+        assert_eq!((tokens, result.accepted(), result.tested), (vec![3, 4], 1, 1));
     }
 }

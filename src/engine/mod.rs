@@ -275,7 +275,7 @@ fn serve(
     let policies = Policies::of(&config.cache);
     let mut scheduler = Scheduler::new(executor, &text, cache, config.scheduler.clone(), policies);
     scheduler.attach_sparse(sparse_side(config, &text, scorer));
-    scheduler.attach_speculation(speculation_side(config, &text, draft));
+    scheduler.attach_speculation(speculation_side(config, &text, facts.vocab, draft));
     scheduler.tell_logits(config.replay.tell_logits);
     if let Some(reading) = scheduler.tier_reading() {
         out.emit(clock.now(), None, None, Body::Tier(Box::new(reading)));
@@ -294,11 +294,16 @@ fn sparse_side(config: &Config, text: &TextCodec, scorer: Option<LoadedScorer>) 
     SparseSide::new(scorer, config.clone())
 }
 
-fn speculation_side(config: &Config, text: &TextCodec, draft: Option<LoadedDraft>) -> SpeculationSide {
+fn speculation_side(
+    config: &Config,
+    text: &TextCodec,
+    vocab: usize,
+    draft: Option<LoadedDraft>,
+) -> SpeculationSide {
     let SchedulerConfig { max_sequences, chunk_tokens } = config.scheduler;
     let model = draft.map(|LoadedDraft { executor, .. }| {
         let ram_bytes = config.speculation.ram_bytes;
-        DraftModel::new(executor, text.digest(), ram_bytes, max_sequences, chunk_tokens)
+        DraftModel::new(executor, text.digest(), vocab, ram_bytes, max_sequences, chunk_tokens)
     });
     SpeculationSide::new(model, config.clone())
 }

@@ -87,6 +87,8 @@ pub struct Scheduler<'a> {
     running: Vec<Sequence<'a>>,
     next_request: u64,
     stale_reads: u64,
+    /// That the device lost all state, found where a request could not be ended for it.
+    lost: Option<Arc<DeviceError>>,
 }
 
 impl Decode for TextCodec {
@@ -119,6 +121,7 @@ impl<'a> Scheduler<'a> {
             running: Vec::new(),
             next_request: 1,
             stale_reads: 0,
+            lost: None,
         }
     }
 
@@ -230,6 +233,10 @@ impl<'a> Scheduler<'a> {
     /// Does one unit of work.
     pub fn step(&mut self, clock: &mut Clock, out: &mut Emitter) -> StepOutcome {
         let mut outcome = StepOutcome::default();
+        if let Some(error) = self.lost.take() {
+            self.give_up_state(&error, &mut outcome, clock, out);
+            return outcome;
+        }
         if self.store_one(&mut outcome, clock, out) || self.admit_one(&mut outcome, clock, out) {
             return outcome;
         }
@@ -376,17 +383,22 @@ impl<'a> Scheduler<'a> {
     fn make_storable(&mut self, sequence: &mut Sequence<'_>, clock: &mut Clock) -> usize {
         let (storable, block_tokens) = (sequence.storable(), self.cache.block_tokens());
         if sequence.head.is_none() {
-            return storable;
+            // Where a head is loaded, pages without its entries are of no use.
+            return if self.executor.facts().head_layers == 0 { storable } else { 0 };
         }
         let whole = storable / block_tokens * block_tokens;
-        let executor = &mut *self.executor;
+        let (executor, chunk_tokens) = (&mut *self.executor, self.config.chunk_tokens);
         let (written, _) = clock.account(|| {
-            let written = Scheduler::write_entries(executor, sequence, whole);
+            let written = Scheduler::write_due(executor, sequence, whole, chunk_tokens);
             let compute = *written.as_ref().unwrap_or(&Nanos(0));
             (written, compute)
         });
         if let Err(error) = written {
             tracing::warn!(request = sequence.request.0, %error, "what the prediction head has not read is not stored");
+            if matches!(error, DeviceError::StateLost(_)) {
+                self.lost = Some(Arc::new(error));
+                return 0;
+            }
         }
         sequence.head.as_ref().map_or(0, |entries| entries.written()).min(storable)
     }

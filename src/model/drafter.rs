@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use crate::config::{Config, DrafterKind};
+use crate::config::{Config, DrafterKind, drafters_wanted};
 use crate::device::ops::Device;
 use crate::device::sim::Sim;
 use crate::device::{DeviceError, Executor};
@@ -36,9 +36,7 @@ pub fn wants_draft(config: &Config) -> bool {
 }
 
 fn wants(config: &Config, drafter: DrafterKind) -> bool {
-    let of_transports = config.policy.names().filter_map(|name| config.policy.get(name));
-    let of_transports = of_transports.map(|policy| policy.speculation().drafter);
-    of_transports.chain([config.speculation.drafter]).any(|asked| asked == Some(drafter))
+    drafters_wanted(config).contains(&drafter)
 }
 
 /// The draft model's files, and the key that chose them.

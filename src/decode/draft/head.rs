@@ -59,6 +59,12 @@ impl HeadEntries {
         self.hidden.extend_from_slice(hidden);
     }
 
+    /// The hidden state of a place, if it is kept.
+    pub fn hidden(&self, place: usize) -> Option<&[f32]> {
+        let first = place.checked_sub(self.first)? * self.width;
+        self.hidden.get(first..first + self.width)
+    }
+
     /// Forgets what is known of places from `computed` on.
     pub fn forget(&mut self, computed: usize) {
         self.hidden.truncate(computed.saturating_sub(self.first) * self.width);

@@ -7,8 +7,9 @@
 use super::{Draft, DraftFailed, Drafter};
 use crate::cache::boundary::Boundaries;
 use crate::cache::budget::Budget;
+use crate::cache::chain::BlockHash;
 use crate::cache::lookup::End;
-use crate::cache::pool::PageRef;
+use crate::cache::pool::{PageRef, SlotRef};
 use crate::cache::recurrent::RecurrentState;
 use crate::cache::{Cache, CacheFull, chain};
 use crate::config::{PlaceholderPolicy, SnapshotPolicy};
@@ -25,6 +26,8 @@ pub struct DraftModel {
     executor: Box<dyn Executor>,
     cache: Cache,
     chunk_tokens: usize,
+    /// Ids of the target: logits beyond them are nobody's.
+    vocab: usize,
     /// Pages and slots the device holds.
     held: (usize, usize),
 }
@@ -57,10 +60,12 @@ impl ModelSequence {
 }
 
 impl DraftModel {
-    /// A draft model with an empty cache of at most `ram_bytes` for `sequences` at once. `text` is the digest of the tokenizer.
+    /// A draft model for a target of `vocab` ids, with an empty cache of at most `ram_bytes` for `sequences` at once. `text` is the digest of the
+    /// tokenizer.
     pub fn new(
         executor: Box<dyn Executor>,
         text: [u8; 32],
+        vocab: usize,
         ram_bytes: u64,
         sequences: usize,
         chunk_tokens: usize,
@@ -69,7 +74,7 @@ impl DraftModel {
         let identity = chain::Identity::of(facts, text);
         let budget = Budget::of(facts, ram_bytes, sequences);
         let cache = Cache::new(&identity, facts.page_tokens, budget);
-        DraftModel { executor, cache, chunk_tokens, held: (0, 0) }
+        DraftModel { executor, cache, chunk_tokens, vocab, held: (0, 0) }
     }
 
     /// Starts on a prompt, from what its cache holds of it, or from nothing where it is not to `use_cache`.
@@ -84,7 +89,6 @@ impl DraftModel {
         if prompt.len() >= context {
             return Err(DraftFailed::Context { tokens: prompt.len(), context });
         }
-        self.reserve()?;
         let mut found = self.cache.look_up(prompt);
         if !use_cache {
             found.blocks.clear();
@@ -94,33 +98,14 @@ impl DraftModel {
         let pages: Vec<PageRef> =
             found.blocks[..choice.blocks].iter().filter_map(|candidate| candidate.page()).collect();
         pages.iter().try_for_each(|page| self.cache.check(*page))?;
-        let recurrent = match self.cache.is_recurrent() {
-            false => None,
-            true => {
-                let snapshot = choice.blocks.checked_sub(1).and_then(|last| match found.blocks[last].end {
-                    End::Ram(slot) => Some((found.places[last].hash, slot)),
-                    _ => None,
-                });
-                snapshot.map_or(Ok(()), |(_, slot)| self.cache.check_slot(slot))?;
-                let boundaries = Boundaries {
-                    policy: if use_cache { SnapshotPolicy::Last } else { SnapshotPolicy::None },
-                    block_tokens: self.cache.block_tokens(),
-                    prompt_tokens: prompt.len(),
-                    branch: None,
-                    within: (0, prompt.len()),
-                };
-                let mut state = RecurrentState::start(&mut self.cache, boundaries, snapshot)?;
-                if !state.prepare_apart(request, &mut self.cache, now) {
-                    state.release(&mut self.cache);
-                    let slot_bytes = self.cache.budget().slot_bytes;
-                    return Err(CacheFull::LiveSlots { limit: 1, slot_bytes }.into());
-                }
-                Some(state)
-            }
-        };
+        let snapshot = choice.blocks.checked_sub(1).and_then(|last| match found.blocks[last].end {
+            End::Ram(slot) => Some((found.places[last].hash, slot)),
+            _ => None,
+        });
+        snapshot.map_or(Ok(()), |(_, slot)| self.cache.check_slot(slot))?;
         self.cache.hold(&pages);
         let cached = choice.blocks * self.cache.block_tokens();
-        Ok(ModelSequence {
+        let mut sequence = ModelSequence {
             request,
             prompt: prompt.len(),
             use_cache,
@@ -128,8 +113,40 @@ impl DraftModel {
             read: cached,
             places: cached,
             pages,
-            recurrent,
-        })
+            recurrent: None,
+        };
+        match self.give_slots(&mut sequence, snapshot, now) {
+            Ok(()) => Ok(sequence),
+            Err(error) => {
+                self.give_up(sequence, &error);
+                Err(error)
+            }
+        }
+    }
+
+    /// Gets the slots a sequence needs, on the device as well.
+    fn give_slots(
+        &mut self,
+        sequence: &mut ModelSequence,
+        snapshot: Option<(BlockHash, SlotRef)>,
+        now: Stamp,
+    ) -> Result<(), DraftFailed> {
+        if self.cache.is_recurrent() {
+            let boundaries = Boundaries {
+                policy: if sequence.use_cache { SnapshotPolicy::Last } else { SnapshotPolicy::None },
+                block_tokens: self.cache.block_tokens(),
+                prompt_tokens: sequence.prompt,
+                branch: None,
+                within: (0, sequence.prompt),
+            };
+            let state = RecurrentState::start(&mut self.cache, boundaries, snapshot)?;
+            let state = sequence.recurrent.insert(state);
+            if !state.prepare_apart(sequence.request, &mut self.cache, now) {
+                let slot_bytes = self.cache.budget().slot_bytes;
+                return Err(CacheFull::LiveSlots { limit: 1, slot_bytes }.into());
+            }
+        }
+        Ok(self.reserve()?)
     }
 
     /// Reads the next chunk of the prompt. `None` when all of it is read.
@@ -233,7 +250,8 @@ impl DraftModel {
         }
     }
 
-    /// Ends a sequence that failed. Where the device lost its state, or has no memory for more, everything cached is dropped.
+    /// Ends a sequence that failed. Where the device lost its state, or has no memory for more, everything cached is dropped. After a loss no other
+    /// sequence may be left.
     pub fn give_up(&mut self, sequence: ModelSequence, error: &DraftFailed) {
         self.abandon(sequence);
         match error {
@@ -275,7 +293,8 @@ impl Drafter for ModelDrafter<'_> {
         sequence.read = known.len();
         let mut seen = sampler.seen(known);
         draft.compute.0 += forward.compute.0;
-        let mut token = draft.push_drawn(&forward.logits, &seen, sampler);
+        let vocab = model.vocab.min(forward.logits.len());
+        let mut token = draft.push_drawn(&forward.logits[..vocab], &seen, sampler);
         let places = sequence.places;
         model.extend(sequence, places + depth - 1, *now)?;
         // Drafted tokens go to the spare slot, and to places that the next known tokens take.
@@ -286,7 +305,7 @@ impl Drafter for ModelDrafter<'_> {
             let forward = model.forward(sequence, place, position, &[token], flow, LogitRows::Last)?;
             flow = flow.map(|flow| StateFlow { from: Some(flow.to), ..flow });
             draft.compute.0 += forward.compute.0;
-            token = draft.push_drawn(&forward.logits, &seen, sampler);
+            token = draft.push_drawn(&forward.logits[..vocab], &seen, sampler);
         }
         Ok(draft)
     }

@@ -1,5 +1,7 @@
 //! What a forward gave a sequence that decodes: which tokens stand, what is taken back, what is told.
 
+use std::sync::Arc;
+
 use super::forward::Work;
 use super::{Scheduler, StepOutcome, end_reply};
 use crate::cache::pool::SlotRef;
@@ -75,12 +77,13 @@ impl Scheduler<'_> {
         }
         let proposal =
             sequence.speculating.as_mut().map(|s| std::mem::take(&mut s.proposal)).unwrap_or_default();
+        let given = proposal.draft.tokens.len() as u32;
         let draft = if work.drafted > 0 { proposal.draft } else { Draft::default() };
         let prompt = sequence.prompt_tokens();
         let (stops, most) = (self.text.end_of_turn(), sequence.submission.max_output_tokens);
         let end = |known: &[u32]| end_of(known, prompt, stops, most, context);
         let (Sequence { sampler, tokens, .. }, logits) = (&mut *sequence, rows.logits);
-        let (Accepted { tokens: emitted, tested }, sample) =
+        let (Accepted { tokens: emitted, tested, ended_drafted }, sample) =
             clock.measure(|| verify(sampler, logits, vocab, &draft, tokens, |known| end(known).is_some()));
 
         // The last of them is new to the target: the tokens before it are what was computed of use.
@@ -121,7 +124,13 @@ impl Scheduler<'_> {
             let took = Nanos(rows.compute.0 + drafting.0 + sample.0 + rollback.0 + commit.0);
             let (drafted, accepted) = (draft.tokens.len() as u32, emitted as u32 - 1);
             let depth = proposal.depth.unwrap_or(0);
-            speculating.observe(&Outcome { depth, drafted, accepted, took: alone.then_some(took) });
+            // What was drafted for nothing, because memory did not allow it, says nothing of the cost.
+            let measured = alone && drafted == given;
+            let (took, seen) = (measured.then_some(took), (drafted, accepted));
+            // A drafted token that ended the reply stood, and those behind it were not put to the test.
+            let seen = if ended_drafted { (accepted + 1, accepted + 1) } else { seen };
+            let took = took.filter(|_| !ended_drafted);
+            speculating.observe(&Outcome { depth, drafted: seen.0, accepted: seen.1, took });
             cycle = proposal.depth.map(|depth| Cycle {
                 first: first as u64,
                 context_tokens: work.start as u64,
@@ -136,7 +145,7 @@ impl Scheduler<'_> {
                 rollback,
                 commit,
                 neighbours: rows.neighbours as u32,
-                experts: rows.experts,
+                experts: rows.experts.filter(|_| alone),
                 audit: None,
             });
         }
@@ -157,7 +166,7 @@ impl Scheduler<'_> {
         let lane = Some(self.running[index].submission.lane);
         if let Some(mut cycle) = cycle {
             if audits {
-                cycle.audit = Some(self.audit(&work, kept, before, logits)?);
+                cycle.audit = self.audit(&work, kept, before, logits)?;
             }
             out.emit(clock.now(), lane, Some(request), Body::Cycled(Box::new(cycle)));
         }
@@ -174,22 +183,27 @@ impl Scheduler<'_> {
         let sequence = &self.running[work.sequence];
         let audited = sequence.speculating.as_ref().is_some_and(|s| s.audits);
         // What was overwritten cannot be computed again.
-        audited && !sequence.output().is_empty() && (work.apart || sequence.recurrent.is_none())
+        let overwritten = work.flow.is_some_and(|flow| flow.from == Some(flow.to));
+        audited && !sequence.output().is_empty() && !overwritten
     }
 
-    /// Computes the tokens that a cycle kept once more, one after another from the state before it, and compares state and logits. The time it takes
-    /// counts for nobody.
+    /// Computes the tokens that a cycle kept once more, one after another from the state before it, and compares state and logits: all bits, or where
+    /// the device promises none the logits, those of the next token among them. The time it takes is not part of the cycle; a wall clock runs on.
+    /// `None` where there is no slot to do it in.
     fn audit(
         &mut self,
         work: &Work,
         kept: usize,
         before: Option<SlotRef>,
         logits: &[f32],
-    ) -> Result<Audit, DeviceError> {
+    ) -> Result<Option<Audit>, DeviceError> {
         let sequence = &self.running[work.sequence];
         let how = self.executor.facts().identity;
         let pages: Vec<PageId> = sequence.pages.iter().map(|page| page.id()).collect();
-        let slot = sequence.speculating.as_ref().and_then(|s| s.audit);
+        let slot = sequence.recurrent.as_ref().and_then(|state| state.audit_slot());
+        if sequence.recurrent.is_some() && slot.is_none() {
+            return Ok(None);
+        }
         let stands = work.flow.map(|flow| flow.to);
         let (vocab, block) = (self.executor.facts().vocab, self.cache.block_tokens());
         let executor = &mut *self.executor;
@@ -200,10 +214,9 @@ impl Scheduler<'_> {
             let of_pages: Vec<_> = of_pages.collect();
             (of_pages, slot.map(|slot| executor.slot_digest(slot)))
         };
-        let left = digests(executor, stands);
-        let mut from = before.map(SlotRef::id);
-        let mut problem = None;
-        for (row, place) in (work.start..kept).enumerate() {
+        // Without hidden states it would give up the head's entries of these places.
+        let hidden = sequence.head.is_some();
+        let compute = |executor: &mut dyn Executor, place: usize, from| {
             let state = slot.map(|slot| StateFlow { from, to: slot.id(), revocable: false });
             let positions = sequence.positions_at(place..place + 1);
             let span = Span {
@@ -212,21 +225,43 @@ impl Scheduler<'_> {
                 tokens: &sequence.tokens_at(place..place + 1),
                 positions: positions.as_deref(),
                 capture: 0,
-                // Without hidden states it would give up the head's entries of these places.
-                hidden: sequence.head.is_some(),
+                hidden,
                 state,
                 logits: LogitRows::Last,
             };
-            let dense = executor.forward(&[span])?.logits;
+            executor.forward(&[span])
+        };
+        let agree = |a: &[f32], b: &[f32]| match how {
+            Identity::Tolerance => within(a, b),
+            _ => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits()),
+        };
+        let left = digests(executor, stands);
+        // Where bits are not promised, what is left is judged by what comes of it: the logits of the token that is new.
+        let fits = kept < pages.len() * block && sequence.tokens.len() < executor.facts().context_tokens;
+        let probes = how == Identity::Tolerance && fits;
+        let next = if probes { Some(compute(executor, kept, stands)?.logits) } else { None };
+        let mut from = before.map(SlotRef::id);
+        let mut problem = None;
+        for (row, place) in (work.start..kept).enumerate() {
+            let dense = compute(executor, place, from)?;
             from = slot.map(SlotRef::id);
             let given = &logits[row * vocab..(row + 1) * vocab];
-            let agree = match how {
-                Identity::Tolerance => within(&dense, given),
-                _ => dense.iter().zip(given).all(|(a, b)| a.to_bits() == b.to_bits()),
+            let kept_hidden = sequence.head.as_ref().and_then(|entries| entries.hidden(place));
+            let differs = match () {
+                () if !agree(&dense.logits, given) => Some("the logits"),
+                // The head's entries are made of these.
+                () if kept_hidden.is_some_and(|hidden| !agree(&dense.hidden, hidden)) => {
+                    Some("the hidden state")
+                }
+                () => None,
             };
-            if !agree && problem.is_none() {
-                problem = Some(format!("the logits after token {} of the cycle", row + 1));
+            if let (Some(what), None) = (differs, &problem) {
+                problem = Some(format!("{what} after token {} of the cycle", row + 1));
             }
+        }
+        if let (Some(next), None) = (next, &problem) {
+            let dense = compute(executor, kept, from)?.logits;
+            problem = (!within(&dense, &next)).then(|| "what comes of the state that was kept".to_owned());
         }
         if how != Identity::Tolerance && problem.is_none() {
             let (pages, state) = digests(executor, slot.map(SlotRef::id));
@@ -238,11 +273,11 @@ impl Scheduler<'_> {
                 () => None,
             };
         }
-        Ok(Audit { passed: problem.is_none(), how, problem })
+        Ok(Some(Audit { passed: problem.is_none(), how, problem }))
     }
 
-    /// Measures what forwards of several widths cost on the state that a reply leaves, where that is wanted, and tells it. State and clock stay
-    /// as they are.
+    /// Measures what forwards of several widths cost on the state that a reply leaves, where that is wanted, and tells it. That state stays as it is,
+    /// and so does the request's accounted time; a wall clock runs on.
     fn tell_curve(&mut self, index: usize, clock: &Clock, out: &mut Emitter) {
         let (widths, repeats) = CURVE;
         if !self.speculation.measures || !self.reserve_ahead(index, *widths.end(), clock.now()) {
@@ -256,7 +291,8 @@ impl Scheduler<'_> {
         }
         let pages: Vec<PageId> = sequence.pages.iter().map(|page| page.id()).collect();
         let positions = sequence.positions_at(start..start + widths.end());
-        let tokens = vec![sequence.tokens.last().copied().unwrap_or_default(); *widths.end()];
+        // Other tokens each, since with experts equal ones would share theirs.
+        let tokens: Vec<u32> = sequence.tokens.iter().rev().cycle().take(*widths.end()).copied().collect();
         let mut measured: Vec<Vec<Nanos>> = vec![Vec::new(); *widths.end()];
         for _ in 0..repeats {
             for width in widths.clone() {
@@ -275,6 +311,9 @@ impl Scheduler<'_> {
                     Ok(forward) => measured[width - 1].push(forward.compute),
                     Err(error) => {
                         tracing::warn!(%error, "the cost of verifying cannot be measured");
+                        if matches!(error, DeviceError::StateLost(_)) {
+                            self.lost = Some(Arc::new(error));
+                        }
                         return;
                     }
                 }

@@ -405,7 +405,16 @@ impl Scheduler<'_> {
             let after = sequence.head.as_ref().map_or(0, |entries| entries.written());
             (written.map(|_| (after - before) as u64), compute)
         });
-        sequence.head_priming.0 += read?;
+        let read = match read {
+            Ok(read) => read,
+            Err(lost @ DeviceError::StateLost(_)) => return Err(lost),
+            Err(error) => {
+                self.go_on_without_head(w.sequence, error, clock.now(), out);
+                0
+            }
+        };
+        let sequence = &mut self.running[w.sequence];
+        sequence.head_priming.0 += read;
         sequence.head_priming.1.0 += head.0;
         let body = Body::PrefillProgress { done, total, shrunk: w.shrunk, device, took };
         out.emit(clock.now(), lane, request, body);

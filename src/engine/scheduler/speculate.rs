@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::{Refused, Scheduler, StepOutcome};
-use crate::cache::pool::SlotRef;
 use crate::config::{Config, ControllerKind, DrafterKind, SpeculationConfig, SpeculationOverride};
 use crate::decode::controller::{DepthController, Outcome};
 use crate::decode::draft::{
@@ -52,14 +51,10 @@ pub(in crate::engine) struct Speculating {
     source: Source,
     controller: DepthController,
     sampler: Sampler,
-    /// Whether every cycle is audited.
+    /// Whether every cycle is audited. Where there is no room for that, nothing is drafted.
     pub(super) audits: bool,
-    /// A slot for the recomputation; `None` for a model without recurrent layers.
-    pub(super) audit: Option<SlotRef>,
     /// Tokens read and time taken before the first draft.
     primed: (u64, Nanos),
-    /// Whether the latest decision was that it stays parked.
-    parked: bool,
     /// What is drafted for the forward that comes next.
     pub(super) proposal: Proposal,
 }
@@ -75,6 +70,8 @@ enum Source {
 /// What is drafted for a forward.
 #[derive(Debug, Default)]
 pub(super) struct Proposal {
+    /// Place in the reply of the token it is to be followed by; `None` where nothing was decided yet.
+    first: Option<u64>,
     /// The depth decided on, where that makes a cycle; `None` while the sequence is parked.
     pub(super) depth: Option<u32>,
     pub(super) draft: Draft,
@@ -152,10 +149,6 @@ impl Scheduler<'_> {
             Ok(source) => source,
             Err(message) => return tell_end(lane, request, message, now, out),
         };
-        let wanted = side.config.speculation.audit;
-        let recurrent = self.cache.is_recurrent();
-        let audit = (wanted && recurrent).then(|| self.cache.allocate_snapshot(request, now)).flatten();
-        let audits = wanted && (audit.is_some() || !recurrent);
         let mut controller = side.controller(&settings);
         controller.start_reply();
         let seed = submission.sampling.seed ^ DRAFT_SEED;
@@ -165,10 +158,8 @@ impl Scheduler<'_> {
             source,
             controller,
             sampler,
-            audits,
-            audit,
+            audits: side.config.speculation.audit,
             primed: (0, Nanos(0)),
-            parked: false,
             proposal: Proposal::default(),
         }));
     }
@@ -216,20 +207,30 @@ impl Scheduler<'_> {
     /// Decides on a depth and drafts. An error is that the target has lost all state.
     fn draft_one(&mut self, index: usize, clock: &mut Clock, out: &mut Emitter) -> Result<(), DeviceError> {
         let now = clock.now();
-        let wanted = self.room(index);
-        let room = if self.reserve_ahead(index, wanted, now) { wanted } else { 0 };
+        let room = self.room(index) as u32;
         let sequence = &mut self.running[index];
-        let (lane, request) = (Some(sequence.submission.lane), sequence.request);
+        let (lane, request) = (Some(sequence.submission.lane), Some(sequence.request));
         let first = sequence.output().len() as u64;
         let Some(speculating) = &mut sequence.speculating else { return Ok(()) };
-        let decision = speculating.controller.decide(first, room as u32);
-        let parked = decision.reason == DepthReason::Parked;
-        let was_parked = std::mem::replace(&mut speculating.parked, parked);
-        let depth = (decision.depth as usize).min(room);
-        speculating.proposal = Proposal { depth: (!parked).then_some(depth as u32), ..Proposal::default() };
-        if !(parked && was_parked) {
-            out.emit(now, lane, Some(request), Body::DepthDecided(Box::new(decision)));
+        if speculating.proposal.first == Some(first) {
+            // The forward it was for came to nothing, through no fault of this sequence.
+            return Ok(());
         }
+        let mut decision = speculating.controller.decide(first, room);
+        let parked = decision.reason == DepthReason::Parked;
+        let depth = decision.depth.min(room) as usize;
+        let ahead = depth > 0 || speculating.audits;
+        if ahead && !self.reserve_ahead(index, depth, now) {
+            (decision.depth, decision.room) = (0, 0);
+            decision.reason = if parked { DepthReason::Parked } else { DepthReason::Limited };
+        }
+        let depth = decision.depth.min(room) as usize;
+        let sequence = &mut self.running[index];
+        let Some(speculating) = &mut sequence.speculating else { return Ok(()) };
+        let cycle = (!parked).then_some(depth as u32);
+        speculating.proposal = Proposal { first: Some(first), depth: cycle, ..Proposal::default() };
+        out.emit(now, lane, request, Body::DepthDecided(Box::new(decision)));
+        let Some(request) = request else { return Ok(()) };
         if depth == 0 {
             return Ok(());
         }
@@ -284,8 +285,10 @@ impl Scheduler<'_> {
                 Err(_) => granted = false,
             }
         }
+        let audits = running.speculating.as_ref().is_some_and(|s| s.audits);
         if let Some(state) = &mut running.recurrent {
             granted &= state.prepare_apart(running.request, &mut self.cache, now);
+            granted &= !audits || state.prepare_audit(running.request, &mut self.cache, now);
         }
         running.evicted_blocks += self.cache.evictions() - evictions;
         running.dropped_snapshots += self.cache.dropped_snapshots() - dropped;
@@ -300,24 +303,62 @@ impl Scheduler<'_> {
         now: Stamp,
         out: &mut Emitter,
     ) {
+        let Some(index) = self.running.iter().position(|s| s.request == request) else { return };
+        let lost = matches!(error, DraftFailed::Device(DeviceError::StateLost(_)));
+        if lost && self.running[index].drafts_by_model() {
+            // What the draft model knew of the others is gone with it.
+            let others = self.running.iter().filter(|s| s.request != request && s.drafts_by_model());
+            for other in others.map(|s| s.request).collect::<Vec<_>>() {
+                self.end_drafting(other, error, None, now, out);
+            }
+        }
+        self.end_drafting(request, error, Some(error), now, out);
+    }
+
+    /// Tells that a sequence decodes ordinarily from now on, and gives back what its drafter holds. `failed` is what failed in it.
+    fn end_drafting(
+        &mut self,
+        request: RequestId,
+        error: &DraftFailed,
+        failed: Option<&DraftFailed>,
+        now: Stamp,
+        out: &mut Emitter,
+    ) {
         let Some(sequence) = self.running.iter_mut().find(|s| s.request == request) else { return };
-        let lane = Some(sequence.submission.lane);
-        tell_end(lane, request, error.to_string(), now, out);
-        let Some(speculating) = sequence.speculating.take() else { return };
-        self.give_back_drafter(*speculating, Some(error));
+        tell_end(Some(sequence.submission.lane), request, error.to_string(), now, out);
+        if let Some(state) = &mut sequence.recurrent {
+            state.give_back_spare(&mut self.cache);
+        }
+        if let Some(speculating) = sequence.speculating.take() {
+            self.give_back_drafter(*speculating, failed);
+        }
+    }
+
+    /// Has a sequence go on without the prediction head, which failed to read its tokens. Nothing of it is stored any more.
+    pub(super) fn go_on_without_head(
+        &mut self,
+        index: usize,
+        error: DeviceError,
+        now: Stamp,
+        out: &mut Emitter,
+    ) {
+        let sequence = &mut self.running[index];
+        sequence.head = None;
+        let request = sequence.request;
+        tracing::warn!(request = request.0, %error, "the prediction head does not go on; nothing of the request is stored");
+        if sequence.drafts_by_head() {
+            self.stop_drafting(request, &DraftFailed::Device(error), now, out);
+        }
     }
 
     /// Ends the drafting of a reply that is complete: what was learned of its depths stays, and so does what the draft model read.
     pub(super) fn end_speculation(&mut self, sequence: &mut Sequence<'_>, now: Stamp) {
         let Some(speculating) = sequence.speculating.take() else { return };
-        let Speculating { settings, source, controller, audit, .. } = *speculating;
+        let Speculating { settings, source, controller, .. } = *speculating;
         let side = &mut self.speculation;
         side.controllers.insert(key(&settings), controller);
         if let (Source::Model(of_model), Some(model)) = (source, &mut side.model) {
             model.finish(of_model, &sequence.submission.prompt, now);
-        }
-        if let Some(slot) = audit {
-            self.cache.release_snapshot(slot);
         }
     }
 
@@ -328,9 +369,6 @@ impl Scheduler<'_> {
                 Some(error) => model.give_up(of_model, error),
                 None => model.abandon(of_model),
             }
-        }
-        if let Some(slot) = speculating.audit {
-            self.cache.release_snapshot(slot);
         }
     }
 
@@ -356,6 +394,21 @@ impl Scheduler<'_> {
         });
         sequence.head = Some(entries);
         written
+    }
+
+    /// The same a chunk at a time.
+    pub(super) fn write_due(
+        executor: &mut dyn Executor,
+        sequence: &mut Sequence<'_>,
+        end: usize,
+        chunk_tokens: usize,
+    ) -> Result<Nanos, DeviceError> {
+        let mut took = Nanos(0);
+        while let Some(written) = sequence.head.as_ref().map(HeadEntries::written).filter(|w| *w < end) {
+            let chunk = end.min(written + chunk_tokens.max(1));
+            took.0 += Scheduler::write_entries(executor, sequence, chunk)?.0;
+        }
+        Ok(took)
     }
 
     /// The entries of a sequence of which `computed` places are restored; `None` where no head is loaded.
@@ -387,6 +440,10 @@ impl SpeculationSide {
 impl Sequence<'_> {
     fn drafts_by_head(&self) -> bool {
         self.speculating.as_ref().is_some_and(|s| matches!(s.source, Source::Head))
+    }
+
+    fn drafts_by_model(&self) -> bool {
+        self.speculating.as_ref().is_some_and(|s| matches!(s.source, Source::Model(_)))
     }
 
     /// Takes in the prompt where the drafter has yet to, and tells that the drafter is ready: the reply begins.

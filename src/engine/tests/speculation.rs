@@ -1,5 +1,8 @@
 //! Speculative decoding: whatever drafts, however deep, the reply and what it leaves are those of ordinary decoding.
 
+mod limits;
+mod sampled;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -68,11 +71,13 @@ fn of(model: &str, device: DeviceSetting, way: Way) -> Config {
 /// What is known of the row of logits at a place of a sequence: its bits. The last forward over a place has the last word.
 type Rows = BTreeMap<(Vec<u32>, usize), Vec<u32>>;
 
-/// An executor that keeps the logits it gives, and can forget to take anything back.
+/// An executor that keeps the logits it gives, and can leave something else than it should where it takes anything back.
 struct Kept {
     inner: Box<dyn Executor>,
     rows: Arc<Mutex<Rows>>,
-    forgets_rewinds: bool,
+    spoils_rewinds: bool,
+    /// Where the span began that wrote each slot last.
+    starts: BTreeMap<SlotId, usize>,
 }
 
 impl Executor for Kept {
@@ -89,6 +94,9 @@ impl Executor for Kept {
         let mut given = forward.logits.chunks_exact(self.inner.facts().vocab);
         let mut rows = self.rows.lock().unwrap();
         for span in spans {
+            if let Some(flow) = span.state {
+                self.starts.insert(flow.to, span.start);
+            }
             let last = span.start + span.tokens.len();
             let wanted = span.logits.count(span.tokens.len());
             for place in last - wanted..last {
@@ -102,7 +110,16 @@ impl Executor for Kept {
     }
 
     fn rewind(&mut self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {
-        if self.forgets_rewinds { Ok(()) } else { self.inner.rewind(flow, tokens) }
+        self.inner.rewind(flow, tokens)?;
+        if self.spoils_rewinds {
+            // The right place, and another state there.
+            let mut state = self.inner.export_slot(flow.to)?;
+            for exponent in state.iter_mut().skip(3).step_by(4) {
+                *exponent ^= 1;
+            }
+            self.inner.import_slot(flow.to, self.starts[&flow.to] + tokens, &state)?;
+        }
+        Ok(())
     }
 
     fn predict(&mut self, spans: &[HeadSpan<'_>]) -> Result<Predicted, DeviceError> {
@@ -196,13 +213,13 @@ fn prompt(seed: u32, length: usize) -> Vec<u32> {
 struct Setting {
     config: Config,
     ground: Ground,
-    forgets_rewinds: bool,
+    spoils_rewinds: bool,
 }
 
 impl Setting {
     fn of(config: Config) -> Setting {
         let ground = narrow(config.cache.snapshot_policy, config.scheduler.clone(), BLOCK, LONGEST, 40);
-        Setting { config, ground, forgets_rewinds: false }
+        Setting { config, ground, spoils_rewinds: false }
     }
 
     fn run(&self, work: impl FnOnce(&mut Scheduler<'_>, &mut Clock, &mut Emitter)) -> Came {
@@ -219,11 +236,12 @@ impl Setting {
         work: impl FnOnce(&mut Scheduler<'_>, &mut Clock, &mut Emitter),
     ) -> Came {
         let rows = Arc::new(Mutex::new(Rows::new()));
-        let forgets_rewinds = self.forgets_rewinds;
-        let kept = Kept { inner: executor, rows: Arc::clone(&rows), forgets_rewinds };
+        let vocab = executor.facts().vocab;
+        let (spoils_rewinds, starts) = (self.spoils_rewinds, BTreeMap::new());
+        let kept = Kept { inner: executor, rows: Arc::clone(&rows), spoils_rewinds, starts };
         let loaded = Loaded { executor: Box::new(kept), text, scorer: None, draft: None };
         let (held, events) = self.ground.run_on(loaded, |scheduler, clock, out| {
-            let model = draft.map(|draft| DraftModel::new(draft, [0; 32], 1 << 30, 2, 96));
+            let model = draft.map(|draft| DraftModel::new(draft, [0; 32], vocab, 1 << 30, 2, 96));
             scheduler.attach_speculation(SpeculationSide::new(model, self.config.clone()));
             work(scheduler, clock, out);
             let cache = scheduler.cache_mut();
@@ -285,8 +303,9 @@ fn greedy_replies_state_and_logits_are_those_of_ordinary_decoding_for_any_lookup
             let came = run(way);
             let what = format!("{model} {way:?}");
             assert_same(&came, &ordinary, &what);
-            assert!(came.drafted() > 0, "{what}: nothing was drafted");
-            assert!(came.accepted() > 0 || model != "scarp", "{what}: nothing was accepted");
+            assert!(came.drafted() > 0 || model == "parity-qwen3-q4", "{what}: nothing was drafted");
+            let must = model == "scarp" && way.controller == ControllerKind::Fixed;
+            assert!(!must || came.accepted() > 0, "{what}: nothing was accepted");
             let restored = restores(&came.events).iter().filter(|r| r.checkpoint_tokens > 0).count();
             assert!(restored >= 2, "{what}");
         }
@@ -350,74 +369,33 @@ fn two_runs_on_sim_give_the_same_events_and_the_replies_of_ordinary_decoding() {
     }
 }
 
+/// That audits pass, and that those of state other than what should have been left fail.
+fn assert_audits_tell(config: &Config, how: Identity) {
+    let came = Setting::of(config.clone()).run(alone);
+    let cycles = came.cycles();
+    assert!(cycles.iter().any(|cycle| cycle.accepted < cycle.drafted), "nothing was taken back");
+    for cycle in cycles {
+        let audit = cycle.audit.as_ref().expect("every cycle is audited");
+        assert!(audit.passed && audit.how == how, "{config:?}: {audit:?}");
+    }
+    assert_eq!(came.endings(), [""; 0]);
+    let spoilt = Setting { spoils_rewinds: true, ..Setting::of(config.clone()) }.run(alone);
+    let failed = |cycle: &&Cycle| cycle.audit.as_ref().is_some_and(|audit| !audit.passed);
+    let failed: Vec<_> = spoilt.cycles().into_iter().filter(failed).collect();
+    assert!(!failed.is_empty(), "state that was not taken back passes for right");
+    assert!(failed.iter().all(|cycle| cycle.accepted < cycle.drafted), "only these took anything back");
+}
+
 #[test]
 fn every_audit_passes_and_one_of_state_that_was_not_taken_back_fails() {
     for model in HYBRIDS {
-        for way in [fixed(DrafterKind::Ngram, 4), adaptive(DrafterKind::Ngram)] {
-            let mut config = of(model, DeviceSetting::Cpu, way);
-            config.speculation.audit = true;
-            let came = Setting::of(config.clone()).run(alone);
-            let cycles = came.cycles();
-            assert!(cycles.iter().any(|cycle| cycle.accepted < cycle.drafted), "nothing was taken back");
-            for cycle in cycles {
-                let audit = cycle.audit.as_ref().expect("every cycle is audited");
-                assert!(audit.passed && audit.how == Identity::Bitwise, "{model}: {audit:?}");
-            }
-            let broken = Setting { forgets_rewinds: true, ..Setting::of(config) }.run(alone);
-            let failed = broken.cycles().iter().any(|cycle| cycle.audit.as_ref().is_some_and(|a| !a.passed));
-            let refused = broken.events.iter().any(|event| matches!(event.body, Body::Failed { .. }));
-            assert!(failed || refused, "{model}: state that was never taken back passes for right");
-        }
+        let mut config = of(model, DeviceSetting::Cpu, fixed(DrafterKind::Ngram, 4));
+        config.speculation.audit = true;
+        assert_audits_tell(&config, Identity::Bitwise);
     }
-}
-
-#[test]
-fn a_reply_ends_where_it_would_have_whatever_was_drafted_beyond() {
-    for most in [1, 2, 3, 5] {
-        let run = |way| {
-            Setting::of(of("scarp", DeviceSetting::Cpu, way)).run(|scheduler, clock, out| {
-                scheduler.submit(submission(prompt(1, 150), most), clock, out);
-                drain(scheduler, clock, out);
-            })
-        };
-        let (ordinary, came) = (run(ORDINARY), run(fixed(DrafterKind::Ngram, 8)));
-        assert_same(&came, &ordinary, "the budget");
-        let drafted = came.cycles().iter().map(|cycle| u64::from(cycle.drafted)).max();
-        assert!(drafted.unwrap_or(0) < most, "what the reply has no room for is not drafted");
-    }
-    // The end of the context, on a pseudo-model with a short one.
-    let run = |way| {
-        let mut config = of("sim", DeviceSetting::Sim, way);
-        config.sim.context_tokens = 200;
-        Setting::of(config).run(|scheduler, clock, out| {
-            scheduler.submit(submission(prompt(1, 190), 70), clock, out);
-            drain(scheduler, clock, out);
-        })
-    };
-    let ordinary = run(ORDINARY);
-    for drafter in [DrafterKind::Ngram, DrafterKind::Mtp, DrafterKind::Draft] {
-        let came = run(fixed(drafter, 8));
-        assert_same_replies(&came, &ordinary);
-        let full = |event: &Event| matches!(event.body, Body::Finished { reason: FinishReason::Context, .. });
-        assert!(came.events.iter().any(full));
-    }
-}
-
-fn assert_same_replies(came: &Came, ordinary: &Came) {
-    assert_eq!(came.replies, ordinary.replies);
-    assert!(came.events.iter().all(|event| !matches!(event.body, Body::Failed { .. })));
-}
-
-#[test]
-fn without_room_for_a_second_slot_a_sequence_decodes_ordinarily() {
-    let run = |way| {
-        let mut setting = Setting::of(of("scarp", DeviceSetting::Cpu, way));
-        setting.ground = narrow(SnapshotPolicy::None, setting.config.scheduler.clone(), BLOCK, LONGEST, 0);
-        setting.run(alone)
-    };
-    let (ordinary, came) = (run(ORDINARY), run(fixed(DrafterKind::Ngram, 4)));
-    assert_same(&came, &ordinary, "no slot");
-    assert!(came.cycles().iter().all(|cycle| cycle.drafted == 0), "drafted without a slot to verify in");
+    let mut config = of("scarp", DeviceSetting::Cpu, fixed(DrafterKind::Mtp, 3));
+    config.speculation.audit = true;
+    assert_audits_tell(&config, Identity::Bitwise);
 }
 
 #[test]
@@ -452,66 +430,6 @@ fn cycles_add_up_to_the_reply() {
     }
 }
 
-/// A drafter's device that fails at one call.
-struct Failing {
-    inner: Box<dyn Executor>,
-    left: usize,
-}
-
-impl Executor for Failing {
-    delegate_state!();
-
-    fn reserve(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
-        self.inner.reserve(pages, slots)
-    }
-
-    fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError> {
-        self.left = self.left.wrapping_sub(1);
-        if self.left == usize::MAX {
-            return Err(DeviceError::OutOfMemory { bytes: 1, problem: "a test's".to_owned() });
-        }
-        self.inner.forward(spans)
-    }
-
-    fn key_weights(
-        &mut self,
-        pages: &[PageId],
-        window: std::ops::Range<usize>,
-        queries: &Queries,
-    ) -> Result<KeyWeights, DeviceError> {
-        self.inner.key_weights(pages, window, queries)
-    }
-}
-
-#[test]
-fn a_drafter_that_fails_anywhere_costs_its_request_the_drafting_and_no_reply_a_token() {
-    let way = fixed(DrafterKind::Draft, 3);
-    let ordinary = Setting::of(of("sim", DeviceSetting::Sim, ORDINARY)).run(alone);
-    for left in [0, 1, 2, 3, 5, 8, 13, 21] {
-        let setting = Setting::of(of("sim", DeviceSetting::Sim, way));
-        let Loaded { executor, text, draft, .. } = model::load(&setting.config).unwrap();
-        let failing = Failing { inner: draft.unwrap().executor, left };
-        let came = setting.run_with(executor, text, Some(Box::new(failing)), alone);
-        assert_same(&came, &ordinary, "a failing drafter");
-        assert_eq!(came.endings().len(), 1, "{left}");
-        assert!(came.endings()[0].contains("a test's"));
-    }
-}
-
-#[test]
-fn what_is_not_loaded_is_told_and_the_reply_decoded_ordinarily() {
-    let ordinary = Setting::of(of("sim", DeviceSetting::Sim, ORDINARY)).run(alone);
-    for drafter in [DrafterKind::Mtp, DrafterKind::Draft] {
-        let mut setting = Setting::of(of("sim", DeviceSetting::Sim, ORDINARY));
-        let Loaded { executor, text, .. } = model::load(&setting.config).unwrap();
-        setting.config.speculation.drafter = Some(drafter);
-        let came = setting.run_with(executor, text, None, alone);
-        assert_same(&came, &ordinary, "not loaded");
-        assert_eq!(came.endings().len(), 3);
-        assert!(came.endings()[0].contains("is not loaded: start with `speculation.drafter`"));
-    }
-}
-
 #[test]
 fn measuring_what_verifying_costs_leaves_no_trace() {
     let run = |curve| {
@@ -528,53 +446,6 @@ fn measuring_what_verifying_costs_leaves_no_trace() {
     let curves: Vec<_> = curves.collect();
     assert_eq!(curves.len(), 3, "one a reply");
     assert!(curves.iter().all(|curve| curve.points.len() == 8 && curve.points[0].0 == 1));
-}
-
-#[test]
-fn sampled_replies_repeat_by_seed_and_have_the_distribution_of_ordinary_ones() {
-    // A vocabulary cut to a few tokens, so that counts mean something.
-    let sampling = Sampling { temperature: 1.0, top_k: 4, ..Sampling::default() };
-    let ask = |seed| Submission { sampling: Sampling { seed, ..sampling }, ..submission(prompt(1, 150), 4) };
-    let draws = 1_500;
-    let run = |way| {
-        Setting::of(of("sim", DeviceSetting::Sim, way)).run(|scheduler, clock, out| {
-            for seed in 0..draws {
-                scheduler.submit(ask(seed), clock, out);
-                drain(scheduler, clock, out);
-            }
-        })
-    };
-    let counts = |came: &Came| {
-        let mut counts: BTreeMap<(usize, u32), f64> = BTreeMap::new();
-        for reply in came.replies.values() {
-            // The first token of each reply is not drafted. What follows the most frequent one is.
-            for (place, token) in reply.iter().enumerate().take(2) {
-                *counts.entry((place, *token)).or_default() += 1.0;
-            }
-        }
-        counts
-    };
-    let ordinary = counts(&run(ORDINARY));
-    for way in [fixed(DrafterKind::Mtp, 3), fixed(DrafterKind::Draft, 2)] {
-        let (came, again) = (run(way), run(way));
-        assert_eq!(came.replies, again.replies, "by seed");
-        assert!(came.accepted() > 100, "{}", came.accepted());
-        let drafted = counts(&came);
-        // Two samples of the same size: sum of (a - b)^2 / (a + b) is chi-squared.
-        for place in [0, 1] {
-            let tokens = drafted.keys().chain(ordinary.keys()).filter(|(at, _)| *at == place);
-            let tokens: std::collections::BTreeSet<_> = tokens.collect();
-            let (mut chi, mut kinds) = (0.0, 0.0);
-            for token in tokens {
-                let (a, b) = (drafted.get(token).unwrap_or(&0.0), ordinary.get(token).unwrap_or(&0.0));
-                chi += (a - b) * (a - b) / (a + b);
-                kinds += 1.0;
-            }
-            // Mean plus four deviations.
-            let limit = kinds - 1.0 + 4.0 * (2.0_f64 * (kinds - 1.0)).sqrt();
-            assert!(chi <= limit.max(1e-9), "{way:?} place {place}: {chi} of {kinds} tokens");
-        }
-    }
 }
 
 #[test]
@@ -605,6 +476,7 @@ fn behind_a_gap_drafted_tokens_stand_where_those_of_ordinary_decoding_do() {
     for drafter in [DrafterKind::Ngram, DrafterKind::Mtp, DrafterKind::Draft] {
         let came = run(fixed(drafter, 4));
         assert_eq!(came.replies, ordinary.replies, "{drafter:?}");
+        assert_eq!(came.endings(), [""; 0], "{drafter:?}");
         assert!(came.cycles().iter().all(|cycle| cycle.audit.as_ref().is_some_and(|audit| audit.passed)));
         assert!(came.accepted() > 0, "{drafter:?}");
     }
@@ -661,4 +533,7 @@ fn on_mlx_replies_are_those_of_ordinary_decoding_and_audits_pass_at_tolerance() 
             }
         }
     }
+    let mut config = of("scarp", DeviceSetting::Mlx, fixed(DrafterKind::Ngram, 4));
+    config.speculation.audit = true;
+    assert_audits_tell(&config, Identity::Tolerance);
 }
