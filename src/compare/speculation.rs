@@ -11,8 +11,7 @@ use crate::decode::economics::{Counters, CycleTime, Economics, ratio};
 use crate::event::{Identity, Nanos};
 use crate::ledger::{Ledger, RequestFacts};
 
-/// A prediction holds where it is no further than this from what was measured.
-pub const HELD_WITHIN: f64 = 0.10;
+pub use crate::ledger::HELD_WITHIN;
 
 /// Speculative decoding of a request, or of a lane's requests together. Counts are those of the first repeat, figures are over all.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -101,21 +101,21 @@ impl Ledger {
         later.filter_map(|request| prediction.check(dense, request)).collect()
     }
 
-    /// The account of a request; where it has no ordinary steps of its own, against the dense steps of the nearest request in its lane's history that
-    /// nothing was drafted in, or else against the verify curve.
+    /// The account of a request; where it has no ordinary steps of its own, against those of the nearest request in its lane's history that has, one
+    /// that nothing was drafted in before others; or else against the verify curve.
     pub fn speculation_account(&self, id: RequestId) -> Option<SpeculationAccount> {
         let request = self.request(id)?;
         let account = request.speculation_account()?;
         if account.dense().is_some() {
             return Some(account);
         }
-        let undrafted = |other: &&RequestFacts| {
-            other.id != id && other.speculation.as_ref().is_none_or(|told| told.cycles.is_empty())
-        };
         let history = self.history(request.lane);
-        let near =
-            history.iter().copied().filter(undrafted).filter_map(|other| Some((other, dense_step(other)?)));
-        let nearest = near.min_by_key(|(other, _)| other.id.0.abs_diff(id.0)).map(|(_, step)| step);
+        let near = history.iter().filter(|other| other.id != id).filter_map(|other| {
+            let drafted = other.speculation.as_ref().is_some_and(|told| !told.cycles.is_empty());
+            let step = DenseStep { from: DenseSource::Request(other.id), ..dense_step(other)? };
+            Some(((drafted, other.id.0.abs_diff(id.0)), step))
+        });
+        let nearest = near.min_by_key(|(distance, _)| *distance).map(|(_, step)| step);
         let curve = request.speculation.as_ref().and_then(|told| told.curve.as_ref());
         let one = curve.and_then(|curve| curve.points.iter().find(|(width, took)| *width == 1 && took.0 > 0));
         let of_curve = one.map(|(_, took)| DenseStep { ms: took.seconds() * 1e3, from: DenseSource::Curve });

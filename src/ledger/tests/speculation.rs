@@ -237,9 +237,10 @@ fn the_curve_fills_in_depths_and_the_optimum_is_predicted() {
     let costs = request(&told).depth_costs(&told.account(1)).unwrap();
     assert_eq!(costs.depths.iter().map(|depth| depth.cost).collect::<Vec<_>>(), [1.0, 1.5, 2.0, 2.5]);
     assert!(costs.depths.iter().all(|depth| depth.measured));
-    // Acceptance 2/3, 1, 1: two thirds of 4 tokens and a third of 1 for 2.5.
-    assert_eq!(costs.best, 3);
-    assert!((costs.best_rate - 3.0 / 2.5).abs() < 1e-12);
+    // Acceptance 2/3, 1/2, 1: a token in vain is dearer than what the second and third bring.
+    assert_eq!(costs.best, 1);
+    assert!((costs.best_rate - (5.0 / 3.0) / 1.5).abs() < 1e-12);
+    assert_eq!(costs.depths[3].gives, Some(1.0 + 2.0 / 3.0 + 1.0 / 3.0 + 1.0 / 3.0));
     let points = (1..=8).map(|width| (width, Nanos(STEP * u64::from(width)))).collect();
     told.tell(1, Body::VerifyCurve(Box::new(VerifyCurve { context_tokens: 111, points, repeats: 5 })));
     let costs = request(&told).depth_costs(&told.account(1)).unwrap();
