@@ -106,8 +106,9 @@ impl Tape {
     /// What drafting `depth` tokens at `place` gives: tokens drafted, and accepted.
     fn outcome(&self, place: usize, depth: u32) -> (u32, u32) {
         let Some(Place { accepted, offered, .. }) = self.places.get(place).copied() else { return (0, 0) };
-        let drafted = offered.map_or(depth, |offered| depth.min(offered));
-        (drafted, accepted.min(drafted))
+        let drafted = offered.map_or(depth, |offered| depth.min(offered)).min(SpeculationConfig::MAX_DEPTH);
+        // One token of what is left is the target's own.
+        (drafted, accepted.min(drafted).min(self.room(place)))
     }
 
     /// Tokens that can be drafted at `place` at most: one token is the target's own.
@@ -257,7 +258,7 @@ fn run(tape: &Tape, costs: &CycleCosts, mut depth: impl FnMut(usize, u32) -> Opt
     let mut place = 1;
     while let Some(entry) = tape.places.get(place) {
         let chosen = depth(place, tape.room(place));
-        let (drafted, accepted) = tape.outcome(place, chosen.unwrap_or(0).min(tape.room(place)));
+        let (drafted, accepted) = tape.outcome(place, chosen.unwrap_or(0));
         sum.measured &= costs.is_measured(drafted);
         sum.seconds += costs.cycle(drafted);
         sum.tokens += u64::from(accepted) + 1;
