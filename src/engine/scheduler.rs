@@ -186,6 +186,7 @@ impl<'a> Scheduler<'a> {
             text: String::new(),
             prefill: Default::default(),
             decode: Default::default(),
+            shared_forwards: 0,
             evicted_blocks: 0,
             dropped_snapshots: 0,
             shrunk: false,
@@ -480,6 +481,7 @@ fn end_reply(sequence: &mut Sequence<'_>, reason: FinishReason, clock: &Clock, o
         output_sha256,
         text: sequence.text.clone(),
         took: sequence.decode,
+        shared_forwards: Some(sequence.shared_forwards),
     };
     out.emit(clock.now(), Some(sequence.submission.lane), Some(sequence.request), body);
 }

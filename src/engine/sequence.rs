@@ -131,6 +131,8 @@ pub(super) struct Sequence<'a> {
     pub(super) text: String,
     pub(super) prefill: Nanos,
     pub(super) decode: Nanos,
+    /// Forwards of its decoding that other sequences shared.
+    pub(super) shared_forwards: u64,
     /// Blocks evicted to make room for this request.
     pub(super) evicted_blocks: u64,
     /// Snapshots dropped to make room for this request, with their blocks or without.

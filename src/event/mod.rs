@@ -446,6 +446,10 @@ pub enum Body {
         text: String,
         /// Compute time from the first token to the last.
         took: Nanos,
+        /// Forwards among those that other sequences shared: with any, `took` is no measurement of the request. `None` in recordings of earlier
+        /// versions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        shared_forwards: Option<u64>,
     },
     /// Whole blocks have been stored.
     Stored {

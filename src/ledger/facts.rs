@@ -72,6 +72,9 @@ pub struct RequestFacts {
     pub ttft: Option<Nanos>,
     /// From the first reply token to the last.
     pub decode: Option<Nanos>,
+    /// Forwards of the decoding that other sequences shared, so that its time is no measurement; `None` where nobody told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shared_forwards: Option<u64>,
     /// Reply tokens.
     pub output_tokens: Option<u64>,
     /// SHA-256 of the reply, hex.
@@ -156,6 +159,7 @@ impl RequestFacts {
             prefill: None,
             ttft: None,
             decode: None,
+            shared_forwards: None,
             output_tokens: None,
             output_sha256: None,
             text: String::new(),

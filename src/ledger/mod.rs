@@ -283,7 +283,8 @@ impl Ledger {
             Body::DepthDecided(decision) => speculation_of(request).decisions.push((**decision).clone()),
             Body::Cycled(cycle) => speculation_of(request).cycles.push((**cycle).clone()),
             Body::VerifyCurve(curve) => speculation_of(request).curve = Some((**curve).clone()),
-            Body::Decoded { reason, output_tokens, output_sha256, text, took } => {
+            Body::Decoded { reason, output_tokens, output_sha256, text, took, shared_forwards } => {
+                request.shared_forwards = *shared_forwards;
                 request.reason = Some(*reason);
                 request.output_tokens = Some(*output_tokens);
                 request.output_sha256 = Some(output_sha256.clone());

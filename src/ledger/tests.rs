@@ -137,6 +137,7 @@ fn body() -> impl Strategy<Value = Body> {
             output_sha256: String::new(),
             text: "y".into(),
             took: Nanos(n),
+            shared_forwards: None
         }),
         any::<u64>().prop_map(|n| Body::Stored {
             stored_tokens: n,

@@ -124,6 +124,7 @@ fn tell(comparison: &mut Comparison, lane: usize, identity: Identity, requests: 
             output_sha256: format!("{:?}", told.reply),
             text: String::new(),
             took: seconds(told.decode),
+            shared_forwards: None,
         };
         say(now + told.ttft + told.decode, id, decoded);
         let took = told.ttft + told.decode;

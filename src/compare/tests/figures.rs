@@ -166,6 +166,7 @@ fn tell(comparison: &mut Comparison, lane: usize, requests: &[Told]) {
                 output_sha256: format!("{:?}", told.reply.iter().map(|(token, _)| token).collect::<Vec<_>>()),
                 text: String::new(),
                 took: Nanos(0),
+                shared_forwards: None,
             },
         );
         say(

@@ -110,6 +110,7 @@ impl Scheduler<'_> {
         });
         let drafting = proposal.took;
         if decoding {
+            sequence.shared_forwards += u64::from(rows.neighbours > 0);
             sequence.decode.0 += rows.compute.0 + drafting.0 + sample.0 + rollback.0 + commit.0;
         }
         let ended = pieces.last().and_then(|piece| piece.end);

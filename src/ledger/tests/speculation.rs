@@ -82,7 +82,17 @@ impl Told {
         let text = tokens.concat();
         let took = Nanos((steps * STEP as f64) as u64);
         let (output_tokens, output_sha256) = (tokens.len() as u64, String::new());
-        self.tell(id, Body::Decoded { reason: FinishReason::Stop, output_tokens, output_sha256, text, took });
+        self.tell(
+            id,
+            Body::Decoded {
+                reason: FinishReason::Stop,
+                output_tokens,
+                output_sha256,
+                text,
+                took,
+                shared_forwards: None,
+            },
+        );
     }
 
     fn account(&self, id: u64) -> SpeculationAccount {

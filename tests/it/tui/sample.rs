@@ -165,6 +165,7 @@ impl Run {
                 output_sha256: "ab".repeat(32),
                 text: turn.reply.into(),
                 took: Nanos(words * 22_000_000),
+                shared_forwards: None,
             },
         );
         let canonical_tokens = prompt / BLOCK * BLOCK;

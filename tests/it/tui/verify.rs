@@ -100,7 +100,18 @@ fn dense(run: &mut Run, number: u64) {
     let (output_tokens, reason) = (pieces.len() as u64, FinishReason::Length);
     let took = Nanos((output_tokens - 1) * STEP);
     let output_sha256 = "ab".repeat(32);
-    run.say(lane, request, Body::Decoded { reason, output_tokens, output_sha256, text: REPLY.into(), took });
+    run.say(
+        lane,
+        request,
+        Body::Decoded {
+            reason,
+            output_tokens,
+            output_sha256,
+            text: REPLY.into(),
+            took,
+            shared_forwards: None,
+        },
+    );
     run.say(lane, request, Body::Finished { reason, took: Nanos(took.0 + suffix * 3_400_000) });
     run.gate(Gate::BeforeTurn, 0, Some(number as u32 + 1));
 }
@@ -240,7 +251,14 @@ fn speculative(run: &mut Run, number: u64, told: Told) {
     run.say(
         lane,
         request,
-        Body::Decoded { reason, output_tokens: at, output_sha256, text, took: Nanos(took) },
+        Body::Decoded {
+            reason,
+            output_tokens: at,
+            output_sha256,
+            text,
+            took: Nanos(took),
+            shared_forwards: None,
+        },
     );
     if told.curve {
         let points = (1..=8).zip(FORWARD).map(|(width, part)| (width, Nanos(part * STEP / 1_000)));
