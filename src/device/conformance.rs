@@ -3,6 +3,7 @@
 //! Weights are random integers and scales, encoded here byte by byte and decoded here in f64, so that nothing of a device under
 //! test checks itself. Devices that promise [`Identity::Bitwise`] are held to equal bits by every route; others to closeness.
 
+mod drafting;
 mod gating;
 mod operations;
 mod recurrent;
@@ -10,6 +11,7 @@ mod routes;
 mod scoring;
 mod weights;
 
+pub(crate) use drafting::drafting;
 pub(crate) use gating::gating;
 pub(crate) use operations::operations;
 pub(crate) use recurrent::recurrent;
@@ -30,6 +32,7 @@ pub(crate) fn conforms<D: Device>(make: Make<'_, D>) {
     recurrent(make);
     routes(make);
     scoring(make);
+    drafting(make);
 }
 
 /// Root-mean-square difference as a share of the root mean square of `expected`.

@@ -145,7 +145,9 @@ impl PackedProduct<'_> {
             for (row, n) in blocks(self.rows.start, self.rows.end) {
                 match n {
                     BLOCK => isa.apart(PackedBlock::<W, AFFINE, BLOCK>::new(self, &widened, tile, row)),
+                    5 => isa.apart(PackedBlock::<W, AFFINE, 5>::new(self, &widened, tile, row)),
                     4 => isa.apart(PackedBlock::<W, AFFINE, 4>::new(self, &widened, tile, row)),
+                    3 => isa.apart(PackedBlock::<W, AFFINE, 3>::new(self, &widened, tile, row)),
                     2 => isa.apart(PackedBlock::<W, AFFINE, 2>::new(self, &widened, tile, row)),
                     _ => isa.apart(PackedBlock::<W, AFFINE, 1>::new(self, &widened, tile, row)),
                 }
@@ -286,7 +288,9 @@ impl Task for PlainProduct<'_> {
             for (row, n) in blocks(self.rows.start, self.rows.end) {
                 match n {
                     BLOCK => self.block::<I, BLOCK>(isa, tile, row),
+                    5 => self.block::<I, 5>(isa, tile, row),
                     4 => self.block::<I, 4>(isa, tile, row),
+                    3 => self.block::<I, 3>(isa, tile, row),
                     2 => self.block::<I, 2>(isa, tile, row),
                     _ => self.block::<I, 1>(isa, tile, row),
                 }

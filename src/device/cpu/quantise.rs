@@ -3,7 +3,7 @@
 //! A group has two planes: the i8 numbers, and the i8 numbers of what rounding left over, with a scale of their own. That
 //! doubles the integer work of a product and makes its activations as good as exact.
 //!
-//! Rows are taken in blocks of 8, 4, 2 and 1, and a block's numbers are interleaved so that a kernel reads one stream. How
+//! Rows are taken in blocks of 8, the last few in one or two of 1 to 5, and a block's numbers are interleaved so that a kernel reads one stream. How
 //! rows fall into blocks never changes a row's numbers.
 
 use super::encoding::Meaning;
@@ -30,10 +30,11 @@ pub(super) fn blocks(start: usize, end: usize) -> impl Iterator<Item = (usize, u
         let left = end - at;
         let rows = match left {
             0 => return None,
-            1 => 1,
-            2..=3 => 2,
-            4..=7 => 4,
-            _ => 8,
+            1..=5 => left,
+            // Of like size: a short block costs a row more than a long one.
+            6 => 3,
+            7 => 4,
+            _ => BLOCK,
         };
         at += rows;
         Some((at - rows, rows))

@@ -4,16 +4,16 @@ use std::path::Path;
 use std::process::Command;
 
 use escarp::config::{Config, DeviceSetting, Precision, PrecisionSetting};
-use escarp::device::{Executor, KeyWeights};
+use escarp::device::{Executor, KeyWeights, PageId};
 use escarp::model::load;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
 use super::bits::{FOLDERS, PAGE, Trace, run, run_beside, run_drafted, run_restored, sample};
-use super::fixture;
 use super::parity::{agree_by_every_route, worst};
 use super::sparse::{self, Track};
+use super::{fixture, head};
 
 /// What routes may differ by, in deviations of the logits: the bar that parity is held to.
 const TOLERANCE: f64 = 2e-3;
@@ -81,6 +81,44 @@ fn chunks_neighbours_restores_and_rejected_drafts_stay_within_the_tolerance() {
             println!("{folder}, {route}: {distance:.1e} deviations");
             assert!(distance < TOLERANCE, "{folder}, {route}: {distance} deviations");
         }
+    }
+}
+
+/// The head as trained, and drafts taken back, entries written again with them.
+#[test]
+fn the_prediction_head_stays_within_the_tolerance() {
+    let bundled = Path::new("scarp");
+    let mut config = head::with_head(bundled, Precision::F32);
+    config.model.device = DeviceSetting::Mlx;
+    head::is_the_network_that_was_trained(&config, 2e-3);
+
+    let tokens = sample(150);
+    for name in head::FOLDERS {
+        let mut config = head::with_head(head::folder(name), Precision::F32);
+        config.model.device = DeviceSetting::Mlx;
+        config.cache.block_tokens = PAGE;
+        let mut executor = load(&config).unwrap().executor;
+        executor.reserve(40, 8).unwrap();
+        let whole = head::dense(&mut *executor, &mut head::Track::new(0, 0), &tokens);
+        let cycles = [(2, 1), (0, 3), (7, 0), (4, 4), (1, 0)];
+        let got = head::speculate(&mut *executor, &mut head::Track::new(9, 2), &tokens, &cycles);
+        let mut distances = vec![from_reference(&got.target, &whole.target)];
+        for (got, whole) in got.head.iter().zip(&whole.head) {
+            if let (Some(got), Some(whole)) = (got, whole) {
+                distances.push(from_reference(got, whole));
+            }
+        }
+        let worst = distances.iter().copied().fold(0.0, f64::max);
+        println!("{name}, {} rows of the head: {worst:.1e} deviations", distances.len() - 1);
+        assert!(distances.len() > 20 && worst < TOLERANCE, "{name}: {worst} deviations");
+        // A page brings what the entry behind it is made of.
+        let bytes = executor.export_page(PageId(0)).unwrap();
+        assert_eq!(bytes.len(), executor.facts().page_bytes, "{name}");
+        let end = executor.page_end(PageId(0));
+        assert!(end.is_some(), "{name}");
+        executor.import_page(PageId(30), &bytes).unwrap();
+        assert_eq!(executor.page_end(PageId(30)), end, "{name}");
+        assert_eq!(executor.page_digest(PageId(30), PAGE), executor.page_digest(PageId(0), PAGE), "{name}");
     }
 }
 
