@@ -337,23 +337,28 @@ impl Task for Strip<'_> {
     fn run<I: Isa>(self, isa: I) {
         // SAFETY: strips do not overlap, and each is one task's.
         let state = unsafe { self.to.part(self.place.range.clone()) };
+        // The first row takes what another slot holds from there, which saves a copy.
+        let mut before = None;
         match self.before {
             Before::Zero => state.fill(0.0),
             Before::InPlace => {}
-            Before::Slot(slot) => state.copy_from_slice(&slot[self.place.range.clone()]),
+            Before::Slot(slot) if self.prepared.is_empty() => {
+                state.copy_from_slice(&slot[self.place.range.clone()]);
+            }
+            Before::Slot(slot) => before = Some(&slot[self.place.range.clone()]),
         }
         match self.place.vectors {
-            1 => self.rows::<I, 1>(isa, state),
-            2 => self.rows::<I, 2>(isa, state),
-            3 => self.rows::<I, 3>(isa, state),
-            _ => self.rows::<I, STRIP>(isa, state),
+            1 => self.rows::<I, 1>(isa, before, state),
+            2 => self.rows::<I, 2>(isa, before, state),
+            3 => self.rows::<I, 3>(isa, before, state),
+            _ => self.rows::<I, STRIP>(isa, before, state),
         }
     }
 }
 
 impl Strip<'_> {
     #[inline(always)]
-    fn rows<I: Isa, const V: usize>(&self, isa: I, state: &mut [f32]) {
+    fn rows<I: Isa, const V: usize>(&self, isa: I, before: Option<&[f32]>, state: &mut [f32]) {
         let DeltaShape { key_heads, value_heads, key_dim, value_dim, .. } = self.shape;
         let StripPlace { head, column, .. } = self.place;
         let keys = key_heads * key_dim;
@@ -362,12 +367,18 @@ impl Strip<'_> {
         let columns = (V * LANES).min(value_dim - column);
         let (state, _) = state.as_chunks_mut::<LANES>();
         let (state, _) = state.as_chunks_mut::<V>();
+        let mut before = before.map(|before| before.as_chunks::<LANES>().0.as_chunks::<V>().0);
         for (index, row) in self.prepared.chunks_exact(prepared_columns(self.shape)).enumerate() {
             let (convolved, factors) = row.split_at(self.shape.channels());
             let query = &convolved[key_head..][..key_dim];
             let key = &convolved[keys + key_head..][..key_dim];
             let value = &convolved[2 * keys + first_value..][..columns];
-            let difference = keep::<I, V>(isa, state, key, value, factors[head], factors[value_heads + head]);
+            let (kept, written) = (factors[head], factors[value_heads + head]);
+            let held = match before.take() {
+                Some(before) => keep_from::<I, V>(isa, before, state, key, kept),
+                None => keep::<I, V>(isa, state, key, kept),
+            };
+            let difference = difference::<I, V>(isa, held, value, written);
             let sums = write::<I, V>(isa, state, key, query, difference);
             if let Some(Outputs { sums: out, row, values }) = self.outputs {
                 let at = (row + index) * values + first_value;
@@ -381,15 +392,13 @@ impl Strip<'_> {
     }
 }
 
-/// `S ← keep·S`; gives `write·(v − Sᵀk)`.
+/// `S ← keep·S`; gives `Sᵀk`.
 #[inline(always)]
 fn keep<I: Isa, const V: usize>(
     isa: I,
     state: &mut [[[f32; LANES]; V]],
     key: &[f32],
-    value: &[f32],
     keep: f32,
-    write: f32,
 ) -> [I::F; V] {
     let keep = isa.splat(keep);
     let mut sums = [isa.splat(0.0); V];
@@ -401,10 +410,38 @@ fn keep<I: Isa, const V: usize>(
             sums[v] = isa.fma(key, kept, sums[v]);
         }
     }
+    sums
+}
+
+/// `S ← keep·before`; gives `Sᵀk`.
+#[inline(always)]
+fn keep_from<I: Isa, const V: usize>(
+    isa: I,
+    before: &[[[f32; LANES]; V]],
+    state: &mut [[[f32; LANES]; V]],
+    key: &[f32],
+    keep: f32,
+) -> [I::F; V] {
+    let keep = isa.splat(keep);
+    let mut sums = [isa.splat(0.0); V];
+    for (before, (state, key)) in before.iter().zip(state.iter_mut().zip(key)) {
+        let key = isa.splat(*key);
+        for v in 0..V {
+            let kept = isa.mul(isa.load(&before[v]), keep);
+            isa.store(kept, &mut state[v]);
+            sums[v] = isa.fma(key, kept, sums[v]);
+        }
+    }
+    sums
+}
+
+/// `write·(v − held)`
+#[inline(always)]
+fn difference<I: Isa, const V: usize>(isa: I, held: [I::F; V], value: &[f32], write: f32) -> [I::F; V] {
     let write = isa.splat(write);
     std::array::from_fn(|v| {
         let value = load_some(isa, &value[(v * LANES).min(value.len())..]);
-        isa.mul(isa.sub(value, sums[v]), write)
+        isa.mul(isa.sub(value, held[v]), write)
     })
 }
 
