@@ -42,8 +42,10 @@ impl Position {
 /// The raw counters of a reply, or of several.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Counters {
-    /// Tokens of the reply, those from ordinary steps included.
+    /// Tokens of the replies, those from ordinary steps included.
     pub output_tokens: u64,
+    /// Replies: the first token of each comes out of the prefill, and no step or cycle gives it.
+    pub replies: u64,
     /// Verify cycles, those of depth 0 included. Steps of a parked sequence are none.
     pub cycles: u64,
     /// Of those, cycles in which nothing was drafted.
@@ -61,7 +63,8 @@ pub struct Counters {
 impl Counters {
     /// Those of `cycles`, for a reply of `output_tokens`.
     pub fn of<'a>(cycles: impl IntoIterator<Item = &'a Cycle>, output_tokens: u64) -> Counters {
-        let mut counters = Counters { output_tokens, ..Counters::default() };
+        let replies = u64::from(output_tokens > 0);
+        let mut counters = Counters { output_tokens, replies, ..Counters::default() };
         for cycle in cycles {
             counters.count(cycle.drafted, cycle.tested, cycle.accepted);
         }
@@ -90,9 +93,11 @@ impl Counters {
 
     /// Adds another reply's.
     pub fn add(&mut self, other: &Counters) {
-        let Counters { output_tokens, cycles, zero_cycles, drafted, tested, accepted, positions } = other;
+        let Counters { output_tokens, replies, cycles, zero_cycles, drafted, tested, accepted, positions } =
+            other;
         let pairs = [
             (&mut self.output_tokens, output_tokens),
+            (&mut self.replies, replies),
             (&mut self.cycles, cycles),
             (&mut self.zero_cycles, zero_cycles),
             (&mut self.drafted, drafted),
@@ -124,6 +129,17 @@ impl Counters {
     /// `(accepted + cycles) / output_tokens`: the share of the reply that cycles gave. It is 0 where there was no cycle.
     pub fn share(&self) -> Option<f64> {
         ratio(self.cycle_tokens() as f64, self.output_tokens as f64)
+    }
+
+    /// Tokens that decoding gave: all but the first of each reply.
+    pub fn decoded_tokens(&self) -> u64 {
+        self.output_tokens.saturating_sub(self.replies)
+    }
+
+    /// `(accepted + cycles) / (output_tokens − replies)`: the share of what was decoded that cycles gave. It is 1 where every token after the first
+    /// is a cycle's, which the published share never is. A server whose cycles give the first token too has no more than 1.
+    pub fn decoded_share(&self) -> Option<f64> {
+        ratio(self.cycle_tokens().min(self.decoded_tokens()) as f64, self.decoded_tokens() as f64)
     }
 
     /// Accepted tokens by tested ones: how good the drafter's guesses are where they count.
@@ -280,8 +296,10 @@ pub fn best_depth(acceptance: &[f64], costs: impl Fn(u32) -> Option<f64>) -> Opt
 pub struct Economics {
     /// Tokens per cycle.
     pub tokens_per_cycle: Option<f64>,
-    /// The share of the reply that cycles gave.
+    /// The share of the reply that cycles gave, as it is published: its first token is in the divisor.
     pub share: Option<f64>,
+    /// The share of the tokens after the first that cycles gave.
+    pub decoded_share: Option<f64>,
     /// Milliseconds a cycle took on average.
     pub ms_per_cycle: Option<f64>,
     /// Milliseconds a dense step takes.
@@ -298,6 +316,7 @@ impl Economics {
         Economics {
             tokens_per_cycle: counters.tokens_per_cycle(),
             share: counters.share(),
+            decoded_share: counters.decoded_share(),
             ms_per_cycle,
             dense_ms_per_token,
             cost_ratio,
@@ -314,8 +333,14 @@ impl Economics {
         ratio(self.tokens_per_cycle?, self.cost_ratio?)
     }
 
-    /// What the identities predict; for those who have made sure that the replies are what they should be.
+    /// The speed-up of decoding that is predicted, over the same tokens as it is measured over: those after the first. It is tokens per cycle by
+    /// cost where all of these are of cycles. For those who have made sure that the replies are what they should be.
     pub fn predicted_speedup(&self) -> Option<f64> {
+        predicted_speedup(self.decoded_share?, self.tokens_per_cycle?, self.cost_ratio?)
+    }
+
+    /// The same as EXP-002 has it, by the published share: a reply's first token counts as a dense step.
+    pub fn published_speedup(&self) -> Option<f64> {
         predicted_speedup(self.share?, self.tokens_per_cycle?, self.cost_ratio?)
     }
 }

@@ -63,7 +63,7 @@ fn matches(runs: &[Run], cell: &str, policy: &str, told: &[f64; 12], pays: bool)
         ("share", matched.economics.share, to(4)),
         ("ms per cycle", matched.economics.ms_per_cycle, to(4)),
         ("cost ratio", matched.economics.cost_ratio, to(4)),
-        ("predicted speed-up", matched.predicted_speedup, to(4)),
+        ("published prediction", matched.published_speedup, to(4)),
         ("repeats with a drafter", matched.ms_per_token.and_then(relative_width), to(4)),
         ("repeats without", matched.dense_ms_per_token.and_then(relative_width), to(4)),
     ];
@@ -158,6 +158,7 @@ fn read(record: &BTreeMap<String, String>) -> Run {
         told: None,
     };
     run.run.counters.output_tokens = number("output_tokens") as u64;
+    run.run.counters.replies = 1;
     if record["cycles"].is_empty() {
         return run;
     }

@@ -33,8 +33,10 @@ pub struct Matched {
     pub acceptance: Option<f64>,
     /// What cycles gave and cost.
     pub economics: Economics,
-    /// What the identities predict of `decode_speedup`.
+    /// What is predicted of `decode_speedup`: see [`Economics::predicted_speedup`].
     pub predicted_speedup: Option<f64>,
+    /// The same as EXP-002 publishes it: see [`Economics::published_speedup`].
+    pub published_speedup: Option<f64>,
 }
 
 impl Matched {
@@ -52,6 +54,7 @@ impl Matched {
         let economics = Economics {
             tokens_per_cycle: median(|run| run.counters.tokens_per_cycle()),
             share: median(|run| run.counters.share()),
+            decoded_share: median(|run| run.counters.decoded_share()),
             ms_per_cycle,
             dense_ms_per_token,
             cost_ratio: ms_per_cycle.zip(dense_ms_per_token).and_then(|(ms, dense)| ratio(ms, dense)),
@@ -64,6 +67,7 @@ impl Matched {
             acceptance: median(|run| run.counters.accepted_of_tested()),
             economics,
             predicted_speedup: economics.predicted_speedup(),
+            published_speedup: economics.published_speedup(),
         }
     }
 

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn counted(cycles: &[(u32, u32, u32)], output_tokens: u64) -> Counters {
-    let mut counters = Counters { output_tokens, ..Counters::default() };
+    let mut counters = Counters { output_tokens, replies: 1, ..Counters::default() };
     for (drafted, tested, accepted) in cycles {
         counters.count(*drafted, *tested, *accepted);
     }
@@ -32,7 +32,23 @@ fn a_reply_is_accounted_by_hand() {
     assert_eq!((economics.ms_per_cycle, economics.cost_ratio), (Some(3.0), Some(1.5)));
     assert_eq!(economics.pays(), Some(true));
     // 8 of 10 tokens at 4/3 of the speed: 1 / (0.6 + 0.2).
-    assert!((economics.predicted_speedup().unwrap() - 1.25).abs() < 1e-12);
+    assert!((economics.published_speedup().unwrap() - 1.25).abs() < 1e-12);
+    // Decoding made 9 of the 10: 8 in 4 cycles of 1.5 dense steps, and one more step.
+    assert_eq!(counters.decoded_share(), Some(8.0 / 9.0));
+    assert!((economics.predicted_speedup().unwrap() - 9.0 / 7.0).abs() < 1e-12);
+}
+
+#[test]
+fn where_cycles_gave_all_that_was_decoded_the_prediction_is_tokens_by_cost() {
+    // Two replies of 9 tokens, each 2 cycles of 4 tokens after the first one, at 2.5 dense steps of 2 ms.
+    let mut both = counted(&[(3, 3, 3), (3, 3, 3)], 9);
+    both.add(&both.clone());
+    assert_eq!((both.replies, both.decoded_tokens(), both.decoded_share()), (2, 16, Some(1.0)));
+    let economics = Economics::of(&both, Some(20.0), Some(2.0));
+    assert_eq!(economics.predicted_speedup(), Some(4.0 / 2.5));
+    // So it is what measuring the same reply gives: 20 ms for 16 tokens.
+    assert_eq!(economics.predicted_speedup(), ratio(2.0, 20.0 / 16.0));
+    assert!(economics.published_speedup() < economics.predicted_speedup());
 }
 
 #[test]

@@ -117,7 +117,8 @@ fn an_account_is_kept_in_the_requests_own_dense_steps() {
     assert_eq!((dense.from, dense.ms), (DenseSource::Own { steps: 3 }, 1.0));
     assert_eq!((account.tokens_per_cycle(), account.cost_ratio()), (Some(7.0 / 3.0), Some(2.0)));
     assert_eq!(account.share(), Some(7.0 / 11.0));
-    let expected = 1.0 / ((7.0 / 11.0) / (7.0 / 6.0) + 4.0 / 11.0);
+    // Decoding made 10 tokens: 7 in cycles that cost 6 dense steps, and 3 more in as many.
+    let expected = 10.0 / (6.0 + 3.0);
     assert!((account.speed_up().unwrap().unwrap() - expected).abs() < 1e-12);
     assert_eq!(account.time.unwrap().total(), Nanos(6 * STEP));
     assert_eq!(account.priming, Some(Nanos(STEP / 2)));
@@ -204,8 +205,8 @@ fn two_requests_predict_and_later_ones_show_whether_it_held() {
     told.reply(1, &[], &["x"; 9], 8.0);
     told.reply(2, &cycles(), &["x"; 8], 6.0);
     let prediction = told.ledger.prediction(RequestId(1), RequestId(2)).unwrap().unwrap();
-    // 7 of 8 tokens at 7/3 for 2.
-    let expected = 1.0 / (0.875 / (7.0 / 6.0) + 0.125);
+    // All 7 tokens after the first at 7/3 for 2.
+    let expected = 7.0 / 6.0;
     assert!((prediction.speed_up - expected).abs() < 1e-12);
     assert_eq!(prediction.prompt_tokens, [Some(100), Some(100)]);
     assert!(told.ledger.prediction_checks(&prediction).is_empty());

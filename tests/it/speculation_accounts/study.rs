@@ -17,7 +17,7 @@ pub struct Run {
 
 /// A run without a drafter.
 fn dense(cell: &str, tokens: u64, decode_s: f64, end_to_end_s: f64, ms_per_token: f64) -> Run {
-    let counters = Counters { output_tokens: tokens, ..Counters::default() };
+    let counters = Counters { output_tokens: tokens, replies: 1, ..Counters::default() };
     let run = MatchedRun {
         counters,
         ms_per_token: Some(ms_per_token),
@@ -49,6 +49,7 @@ pub fn counters(output_tokens: u64, (cycles, zero_cycles, positions, _): &Cycles
     let tested = sum(|(tested, _)| *tested);
     Counters {
         output_tokens,
+        replies: 1,
         cycles: *cycles,
         zero_cycles: *zero_cycles,
         drafted: tested,
