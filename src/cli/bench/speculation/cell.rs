@@ -120,7 +120,7 @@ impl Sample {
     /// By how much the two runs around it differ.
     fn drift(&self) -> Option<f64> {
         let (before, after) = (self.before.ms_per_token()?, self.after.ms_per_token()?);
-        Some(ratio((after - before).abs(), before.midpoint(after))?)
+        ratio((after - before).abs(), before.midpoint(after))
     }
 
     /// What the identities leave out, as a share of the decode time: time that is neither a cycle's nor as many dense steps as were ordinary.
