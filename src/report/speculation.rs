@@ -172,11 +172,11 @@ fn time_table(ledger: &Ledger, accounts: &[(&RequestFacts, SpeculationAccount)])
     })
 }
 
-/// What depths cost and give, of the request with most cycles: costs grow with the context, so requests do not add up.
+/// What depths cost and give, of the request that drafted most: costs grow with the context, so requests do not add up.
 fn depth_table(accounts: &[(&RequestFacts, SpeculationAccount)]) -> Option<Titled> {
     let most = accounts.iter().max_by_key(|(request, account)| {
         let curve = request.speculation.as_ref().is_some_and(|told| told.curve.is_some());
-        (curve, account.counters.cycles)
+        (curve, account.counters.drafted)
     })?;
     let costs = most.0.depth_costs(&most.1)?;
     let mut table = Table::new(&[
@@ -201,7 +201,7 @@ fn depth_table(accounts: &[(&RequestFacts, SpeculationAccount)]) -> Option<Title
     Some(Titled {
         title: "Cost of a cycle by depth, in dense steps",
         table,
-        note: "Of the request with most cycles. `gives` are the tokens that acceptance at each position lets expect; `≈` lies on a line between depths that were measured.",
+        note: "Of the request that drafted most. `gives` are the tokens that acceptance at each position lets expect; `≈` lies on a line between depths that were measured.",
     })
 }
 
