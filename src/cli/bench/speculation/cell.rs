@@ -251,6 +251,7 @@ mod tests {
     fn decoding(steps: u64, cycles: u64, accepted: u64, cycle_ms: f64, dense_ms: f64) -> Decoding {
         let counters = Counters {
             output_tokens: steps + 1,
+            replies: 1,
             cycles,
             accepted,
             tested: accepted,
