@@ -54,6 +54,9 @@ pub struct RequestFacts {
     /// What the scorer did; `None` where it was not asked, or failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scored: Option<Scored>,
+    /// Tokens the draft model has read so far and in all, while it reads the prompt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priming: Option<(u64, u64)>,
     /// Why the suffix was computed densely though it was to be computed sparsely.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fell_back: Option<String>,
@@ -150,6 +153,7 @@ impl RequestFacts {
             admission: None,
             scoring: None,
             scored: None,
+            priming: None,
             fell_back: None,
             survival: None,
             speculation: None,

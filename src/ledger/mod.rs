@@ -265,7 +265,12 @@ impl Ledger {
                 request.prefill = Some(*took);
                 request.phase = Phase::Decode;
             }
+            // It reads the prompt before the target does.
+            Body::PrimingProgress { done, total } => {
+                request.priming = Some((*done, *total)).filter(|(done, total)| done < total);
+            }
             Body::Token { token, text, margin, .. } => {
+                request.priming = None;
                 let end = request.text.len().saturating_add(text.len());
                 request.tokens.push(ReplyToken { token: *token, margin: *margin, end });
                 if request.ttft.is_none() {
@@ -278,13 +283,19 @@ impl Ledger {
                 }
                 request.text.push_str(text);
             }
-            Body::DrafterStarted(start) => speculation_of(request).start = Some((**start).clone()),
-            Body::DraftingEnded { message } => speculation_of(request).ended = Some(message.clone()),
+            Body::DrafterStarted(start) => {
+                request.priming = None;
+                speculation_of(request).start = Some((**start).clone());
+            }
+            Body::DraftingEnded { message } => {
+                request.priming = None;
+                speculation_of(request).ended = Some(message.clone());
+            }
             Body::DepthDecided(decision) => speculation_of(request).decisions.push((**decision).clone()),
             Body::Cycled(cycle) => speculation_of(request).cycles.push((**cycle).clone()),
             Body::VerifyCurve(curve) => speculation_of(request).curve = Some((**curve).clone()),
             Body::Decoded { reason, output_tokens, output_sha256, text, took, shared_forwards } => {
-                request.shared_forwards = *shared_forwards;
+                (request.shared_forwards, request.priming) = (*shared_forwards, None);
                 request.reason = Some(*reason);
                 request.output_tokens = Some(*output_tokens);
                 request.output_sha256 = Some(output_sha256.clone());
@@ -306,6 +317,7 @@ impl Ledger {
                 request.phase = Phase::Done;
             }
             Body::Failed { message } => {
+                request.priming = None;
                 request.error = Some(message.clone());
                 request.phase = Phase::Done;
             }

@@ -14,6 +14,11 @@ impl<T> Section<T> {
         Section { least: lines.len(), lines, rank, rest: rank }
     }
 
+    /// How many lines it has.
+    pub fn len(&self) -> usize {
+        self.lines.len()
+    }
+
     /// The same, of which the lines behind the first `least` have `rest` for a rank.
     pub fn at_least(self, least: usize, rest: u8) -> Section<T> {
         Section { least: least.min(self.lines.len()), rest, ..self }

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 use super::app::{Effect, Model};
-use super::panes::verify::Figures;
+use super::panes::verify::{Figures, shared_forwards};
 use super::text::sanitise;
 use crate::config::{ControllerKind, DrafterKind, SpeculationConfig, SpeculationOverride};
 use crate::engine::Command;
@@ -191,6 +191,9 @@ pub(super) fn weigh_obstacle(request: &RequestFacts) -> Result<(), Cow<'static, 
     }
     if request.output_tokens.is_some_and(|tokens| tokens < 2) {
         return Err("a reply of one token has no decode time".into());
+    }
+    if shared_forwards(request).is_some() {
+        return Err("other sequences shared its forwards: a share is no measurement".into());
     }
     Ok(())
 }

@@ -307,6 +307,12 @@ fn gate_words(model: &Model) -> String {
     let turns = lane.map_or(0, |l| l.turns);
     if let Some((place, request)) = model.running_in() {
         let phase = match request.phase {
+            _ if request.priming.is_some() => match request.priming {
+                Some((done, total)) if total > 0 => {
+                    format!("prime {} %", u128::from(done.min(total)) * 100 / u128::from(total))
+                }
+                _ => "prime".to_owned(),
+            },
             Phase::Prefill => match request.progress {
                 Some((done, total)) if total > 0 => {
                     format!("prefill {} %", u128::from(done.min(total)) * 100 / u128::from(total))

@@ -25,7 +25,7 @@ use crate::report::settings_line;
 pub use movement::visible_requests;
 use movement::{
     cycle_focus, focus, on_mouse, open, page, show_lane, sideways, step, switch_lane, switch_run, to_first,
-    to_last,
+    to_last, toggle_sheet,
 };
 use typing::{
     ask_for_cost, on_ask_key, on_confirm_key, on_editor_key, on_explorer_key, on_filter_key, on_help_key,
@@ -384,6 +384,7 @@ pub fn perform(model: &mut Model, action: &Action) -> Vec<Effect> {
         ActionId::Controller => return speculation::toggle_controller(model),
         ActionId::MeasureVerify => return speculation::toggle_curve(model),
         ActionId::Weigh => speculation::weigh(model),
+        ActionId::Sheet => toggle_sheet(model),
         ActionId::View(pane) => focus(model, pane),
         ActionId::FocusNext => cycle_focus(model, 1),
         ActionId::FocusPrevious => cycle_focus(model, -1),

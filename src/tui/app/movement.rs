@@ -91,7 +91,7 @@ fn scroll(model: &mut Model, pane: Pane, by: isize) {
 
 pub(super) fn step(model: &mut Model, by: isize) {
     match model.ui.focus {
-        Pane::Verify => select_cycle(model, by),
+        Pane::Verify if !model.ui.sheet => select_cycle(model, by),
         pane if pane.lists_requests() => select(model, by),
         pane => scroll(model, pane, by),
     }
@@ -102,7 +102,7 @@ pub(super) fn page(model: &mut Model, by: isize) {
     let height = model.ui.layout.pages[pane.index()].height.max(2) as isize - 1;
     match pane {
         Pane::Session | Pane::Debt => select(model, by * height),
-        Pane::Verify => select_cycle(model, by * height),
+        Pane::Verify if !model.ui.sheet => select_cycle(model, by * height),
         pane if pane.lists_requests() => select(model, by * 5),
         pane => scroll(model, pane, by * height),
     }
@@ -145,6 +145,16 @@ fn select_cycle(model: &mut Model, by: isize) {
     model.ui.cycle = if next == last { None } else { Some(places[next]) };
 }
 
+/// Shows all figures of the verify view from the first, or the cycles again.
+pub(super) fn toggle_sheet(model: &mut Model) {
+    model.ui.sheet = !model.ui.sheet;
+    model.ui.scroll[Pane::Verify.index()] = Scroll::At(0);
+    if model.ui.focus != Pane::Verify {
+        focus(model, Pane::Verify);
+        model.ui.sheet = true;
+    }
+}
+
 /// Selects the next request, or the previous one, whose prompt departs from an earlier one.
 fn select_divergence(model: &mut Model, by: isize) {
     let departing = panes::divergence::departing(model);
@@ -177,7 +187,7 @@ fn show_turn(model: &mut Model) {
 
 pub(super) fn to_first(model: &mut Model) {
     match model.ui.focus {
-        Pane::Verify => select_cycle(model, isize::MIN + 1),
+        Pane::Verify if !model.ui.sheet => select_cycle(model, isize::MIN + 1),
         pane if pane.lists_requests() => select(model, isize::MIN + 1),
         pane => {
             let page = model.ui.layout.pages[pane.index()];
@@ -194,7 +204,7 @@ pub(super) fn to_last(model: &mut Model) {
             model.ui.selection = None;
             model.ui.deselect();
         }
-        Pane::Verify => model.ui.cycle = None,
+        Pane::Verify if !model.ui.sheet => model.ui.cycle = None,
         pane => model.ui.scroll[pane.index()] = Scroll::Follow,
     }
 }
@@ -236,7 +246,7 @@ pub(super) fn on_mouse(model: &mut Model, mouse: MouseEvent) -> Vec<Effect> {
         MouseEventKind::ScrollUp | MouseEventKind::ScrollDown => {
             let by: isize = if mouse.kind == MouseEventKind::ScrollUp { -3 } else { 3 };
             match pane {
-                Pane::Verify => select_cycle(model, by.signum()),
+                Pane::Verify if !model.ui.sheet => select_cycle(model, by.signum()),
                 pane if pane.lists_requests() => select(model, by.signum()),
                 pane => scroll(model, pane, by),
             }

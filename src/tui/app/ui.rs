@@ -229,6 +229,8 @@ pub struct Ui {
     pub block: Option<u32>,
     /// The selected verify cycle, by the place in the reply of its first token; `None` follows the latest.
     pub cycle: Option<u64>,
+    /// Whether the verify view shows all its figures below each other, rather than beside the cycles.
+    pub sheet: bool,
     /// Requests that the calculator weighs against each other.
     pub weighed: Weighed,
     /// Whether the verify curve is measured, where that was asked for here.

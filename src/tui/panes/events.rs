@@ -1,12 +1,12 @@
-//! The raw event stream, one line an event.
+//! The raw event stream, one line an event; that a sequence stays parked, told at every step, is one line.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use ratatui::layout::Rect;
 use ratatui::text::Line;
 use unicode_segmentation::UnicodeSegmentation;
 
-use crate::event::{Body, DeviceMemory, Event};
+use crate::event::{Body, DepthReason, DeviceMemory, Event, RequestId};
 use crate::tui::app::{Model, Page, Pane};
 use crate::tui::memory::gauge;
 use crate::tui::sparse;
@@ -32,19 +32,65 @@ struct EventLine {
     alarming: bool,
 }
 
+/// Decisions to stay parked, one a step, which are told as one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct ParkedSpan {
+    /// Lines there were before its line, those that were dropped included.
+    line: usize,
+    /// Place in the reply of its first token.
+    first: u64,
+    /// Decisions so far.
+    steps: u64,
+}
+
 /// The latest events.
 #[derive(Debug, Default)]
 pub struct EventList {
     lines: VecDeque<EventLine>,
+    /// Lines that were dropped.
+    dropped: usize,
+    /// Requests that are parked.
+    parked: BTreeMap<RequestId, ParkedSpan>,
 }
 
 impl EventList {
-    /// Adds an event, dropping the oldest line when full.
+    /// Adds an event, dropping the oldest line when full. Decisions to stay parked count up on the line of the first.
     pub fn push(&mut self, event: &Event) {
+        if self.stays_parked(event) {
+            return;
+        }
         if self.lines.len() == CAPACITY {
             self.lines.pop_front();
+            self.dropped += 1;
         }
         self.lines.push_back(event_line(event));
+    }
+
+    /// Whether `event` says of a request that it stays parked; then the line that said so first says for how long.
+    fn stays_parked(&mut self, event: &Event) -> bool {
+        let Some(request) = event.request else { return false };
+        let line = self.dropped + self.lines.len();
+        match &event.body {
+            Body::DepthDecided(decision) if decision.reason == DepthReason::Parked => {
+                let new = ParkedSpan { line, first: decision.first, steps: 0 };
+                let span = self.parked.entry(request).or_insert(new);
+                span.steps = span.steps.saturating_add(1);
+                let (steps, first) = (span.steps, span.first);
+                let shown = span.line.checked_sub(self.dropped).and_then(|at| self.lines.get_mut(at));
+                let Some(shown) = shown.filter(|_| steps > 1) else {
+                    // The line is new, or has been dropped: then the span is told anew.
+                    *span = ParkedSpan { line, first: decision.first, steps: 1 };
+                    return false;
+                };
+                shown.words = format!("0 at {first}: Parked, for {} steps", thousands(steps));
+                true
+            }
+            Body::DepthDecided(_) | Body::Cycled(_) | Body::Decoded { .. } | Body::Finished { .. } => {
+                self.parked.remove(&request);
+                false
+            }
+            _ => false,
+        }
     }
 
     fn matching<'a>(&'a self, filter: &str) -> Vec<&'a EventLine> {

@@ -196,8 +196,8 @@ fn speculative(run: &mut Run, number: u64, told: Told) {
             (drafted, accepted)
         };
         if *depth == PARK {
-            run.say(lane, request, Body::DepthDecided(Box::new(decision(at, 0, DepthReason::Parked))));
             for _ in 0..*drafted {
+                run.say(lane, request, Body::DepthDecided(Box::new(decision(at, 0, DepthReason::Parked))));
                 run.wait(STEP);
                 took += STEP;
                 token(run, at);
@@ -286,6 +286,11 @@ fn frames_of_the_verify_view() {
         ("verify-shared", Told { neighbours: 2, curve: false, ..PLAIN }),
         ("verify-audit-failed", Told { fails: Some(4), ..PLAIN }),
     ] {
+        if name == "verify-wins" {
+            let mut bench = told(told_as);
+            bench.press('w');
+            snapshot("verify-sheet-80x24", &bench.frame(80, 24));
+        }
         for (width, height) in [(80, 24), (120, 40), (160, 48)] {
             snapshot(&format!("{name}-{width}x{height}"), &told(told_as).frame(width, height));
         }
@@ -381,11 +386,137 @@ fn the_curve_is_asked_for_and_called_off() {
 fn the_verdict_is_whether_a_cycle_gives_more_than_it_costs() {
     let text = told(PLAIN).text(120, 40);
     assert!(
-        text.contains("WINS  2.88 tokens per cycle > 1.56 dense steps: 1.60x predicted, 1.61x measured"),
+        text.contains("WINS  2.88 tokens per cycle > 1.56 dense steps: 1.60x predicted, – measured"),
         "{text}"
     );
     let text = told(Told { script: LOSING, ..PLAIN }).text(120, 40);
     assert!(text.contains("LOSES  1.20 tokens per cycle < 1."), "{text}");
+}
+
+#[test]
+fn the_pane_has_one_dense_step_and_one_prediction_until_two_turns_are_picked() {
+    let mut bench = told(PLAIN);
+    let text = bench.text(160, 48);
+    assert!(text.contains("turn 2 by its own 10 ordinary steps: 1.60x predicted, – measured"), "{text}");
+    assert_eq!(text.matches("x predicted").count(), text.matches("1.60x predicted").count(), "{text}");
+    assert!(text.contains("a dense turn would measure it: `u` picks one"), "{text}");
+    bench.key(KeyCode::Left);
+    bench.press('u');
+    bench.key(KeyCode::Right);
+    let text = bench.text(160, 48);
+    assert!(text.contains("turn 1 dense, 2 drafted: 1.60x predicted, 1.61x measured"), "{text}");
+    // A reply without ordinary steps of its own is held against the dense turn, predicted and measured.
+    let text = told(Told { script: &[(4, 4, 3), (4, 4, 4)], whole: true, ..PLAIN }).text(160, 48);
+    assert!(text.contains("measured (turn 1)") && text.contains("(turn 1, dense)"), "{text}");
+    assert!(text.contains("turn 1 dense, 2 drafted: "), "{text}");
+}
+
+#[test]
+fn what_has_no_room_is_marked_and_can_be_scrolled_to() {
+    for (width, height) in [(80, 24), (100, 30), (120, 30)] {
+        let mut bench = told(PLAIN);
+        let text = bench.text(width, height);
+        assert!(text.contains("rows more: `w` shows all figures"), "{text}");
+        bench.press('w');
+        let mut seen = bench.text(width, height);
+        assert!(seen.contains("all figures: rows 1–") && seen.contains("WINS"), "{seen}");
+        for _ in 0..60 {
+            bench.key(KeyCode::Down);
+            seen.push_str(&bench.text(width, height));
+        }
+        let sheet = [
+            "draft 5 %",
+            "rollback",
+            "commit",
+            "by kind",
+            "JSON keys",
+            "4: 100 %",
+            "oracle",
+            "tok/s",
+            "fixed 8",
+        ];
+        for words in sheet {
+            assert!(seen.contains(words), "{words} is missing at {width}x{height} in\n{seen}");
+        }
+        assert_eq!(bench.model.ui.cycle, None, "the sheet scrolls and selects no cycle");
+        bench.press('g');
+        assert!(bench.text(width, height).contains("all figures: rows 1–"));
+        bench.press('w');
+        assert!(bench.text(width, height).contains("○own"));
+    }
+}
+
+#[test]
+fn experts_per_forward_stand_with_the_cycle_time() {
+    let mut run = begun();
+    speculative(&mut run, 2, PLAIN);
+    let mut events = run.events();
+    for event in &mut events {
+        if let Body::Cycled(cycle) = &mut event.body {
+            cycle.experts = Some(ExpertsTouched { touched: 12, of_one_token: 4, experts: 64 });
+        }
+    }
+    let mut bench = Bench::live(events);
+    bench.write("0wG");
+    let mut seen = bench.text(80, 24);
+    for _ in 0..40 {
+        bench.key(KeyCode::Up);
+        seen.push_str(&bench.text(80, 24));
+    }
+    assert!(seen.contains("experts 12.0 of 64 a forward, 4 for one token"), "{seen}");
+}
+
+#[test]
+fn a_parked_stretch_is_one_span_and_one_line_however_many_steps_it_had() {
+    let mut bench = told(Told { script: &[(PARK, 40, 0), (3, 3, 3), (PARK, 9, 0)], ends: false, ..PLAIN });
+    let text = bench.text(160, 48);
+    assert_eq!(text.matches("━━ parked: ").count(), 2, "{text}");
+    assert!(text.contains("━━ parked: 40 ordinary steps"), "a reply may begin parked: {text}");
+    assert!(text.contains("━ parked 2 times, for 49 tokens"), "{text}");
+    bench.write("5z");
+    let text = bench.text(160, 200);
+    assert_eq!(text.matches("Parked").count(), 2, "{text}");
+    assert!(text.contains("0 at 1: Parked, for 40 steps") && text.contains("for 9 steps"), "{text}");
+}
+
+#[test]
+fn a_draft_model_that_reads_the_prompt_is_seen_to() {
+    let mut run = begun();
+    let turn = Turn { request: 2, turn: 2, fresh: 300, reply: REPLY, ..Turn::default() };
+    let (prompt, suffix) = run.begin(&turn);
+    run.prefill(&turn, 0, suffix);
+    run.say(Some(0), Some(2), Body::PrimingProgress { done: prompt / 2, total: prompt });
+    run.gate(Gate::Running, 0, Some(3));
+    let mut bench = Bench::live(run.events());
+    let text = bench.text(80, 24);
+    assert!(text.contains("TURN 2 of 12: prime 50 %"), "{text}");
+    bench.press('3');
+    let text = bench.text(120, 40);
+    assert!(text.contains("priming █"), "{text}");
+}
+
+#[test]
+fn a_dense_turn_whose_forwards_were_shared_measures_nothing() {
+    let mut run = begun();
+    speculative(&mut run, 2, Told { script: &[(4, 4, 3), (4, 4, 4)], whole: true, curve: false, ..PLAIN });
+    let mut events = run.events();
+    for event in &mut events {
+        if let Body::Decoded { shared_forwards, .. } = &mut event.body {
+            *shared_forwards = Some(7);
+        }
+    }
+    let mut bench = Bench::live(events);
+    bench.press('0');
+    let text = bench.text(160, 48);
+    assert!(text.contains("– measured: 7 forwards were shared, and a share is no measurement"), "{text}");
+    assert!(!text.contains("x measured"), "{text}");
+    bench.key(KeyCode::Left);
+    let text = bench.text(160, 48);
+    assert!(text.contains("– for a dense step: 7 forwards were shared"), "{text}");
+    assert_eq!(bench.press('u'), []);
+    assert!(bench.text(160, 48).contains("other sequences shared its forwards"));
+    bench.press('3');
+    assert!(bench.text(160, 48).contains("(7 forwards shared)"));
 }
 
 #[test]
@@ -428,7 +559,8 @@ fn a_failed_audit_leaves_no_speed_up_anywhere() {
     for (width, height) in [(80, 24), (120, 40), (160, 48)] {
         let text = bench.text(width, height);
         assert!(text.contains("AUDIT FAILED at token 16: layer 3: keys differ at position 812"), "{text}");
-        assert!(!text.contains("predicted") && !text.contains("WINS") && !text.contains("x ◂"), "{text}");
+        assert!(!text.contains("predicted") && !text.contains("WINS") && !text.contains("◂"), "{text}");
+        assert!(!text.contains("1.49") && !text.contains("tok/s"), "no cost, no rate: {text}");
     }
 }
 

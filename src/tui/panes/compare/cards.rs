@@ -80,6 +80,9 @@ fn state_words(lanes: &Lanes<'_>, place: usize) -> (String, Tone) {
         return ("FELL BACK".to_owned(), Tone::Warn);
     }
     let share = |(done, total): (u64, u64)| u128::from(done.min(total)) * 100 / u128::from(total.max(1));
+    if let Some(progress) = request.priming {
+        return (format!("prime {} %", share(progress)), Tone::Good);
+    }
     match request.phase {
         Phase::Done => (String::new(), Tone::Dim),
         Phase::Score => match request.scoring {

@@ -39,6 +39,9 @@ impl Drawing<'_> {
                 canvas.span(number(cost), tone),
                 canvas.span(" dense steps  ", Tone::Dim),
             ]);
+            if let Some(shared) = figures.shared() {
+                groups.push(vec![canvas.span(format!("– measured: {shared}  "), Tone::Warn)]);
+            }
             if let Some(share) = account.share() {
                 groups.push(dim(format!("share {:.0} %  ", share * 100.0)));
             }

@@ -16,6 +16,7 @@ use ratatui::text::{Line, Span};
 use crate::event::{BlockFact, Nanos, Restore, Segment, SsdRead};
 use crate::ledger::RequestFacts;
 use crate::tui::app::{Model, Pane};
+use crate::tui::panes::verify::shared_forwards;
 use crate::tui::sections::{Section, allot};
 use crate::tui::text::{duration, kilo, left, thousands};
 use crate::tui::theme::Tone;
@@ -301,7 +302,13 @@ impl Drawing<'_> {
             }
         };
         let prefill = speed(request.computed_tokens, request.prefill);
-        let decode = speed(request.output_tokens.map(|n| n.saturating_sub(1)), request.decode);
+        let failed = request.speculation_account().is_some_and(|account| account.audit.failure().is_some());
+        let decode = match shared_forwards(request) {
+            // How fast a wrong reply came is of no interest.
+            _ if failed => String::new(),
+            Some(forwards) => format!(" ({} forwards shared)", thousands(forwards)),
+            None => speed(request.output_tokens.map(|n| n.saturating_sub(1)), request.decode),
+        };
         let parts = [
             ("queue", request.queued, String::new(), Tone::Text),
             ("restore", self.restore.filter(|r| r.is_observed()).map(|r| r.took), String::new(), Tone::Text),
@@ -369,14 +376,15 @@ fn cell_of(area: Rect, column: usize, row: usize) -> Option<Rect> {
     (column < area.width && row < area.height).then(|| Rect::new(area.x + column, area.y + row, 1, 1))
 }
 
-/// A bar and figures for a scoring or a prefill that is under way, `None` at any other time. The bar has `columns` columns.
+/// A bar and figures for a scoring, a prefill, or a draft model's reading that is under way, `None` at any other time. The bar has `columns` columns.
 pub fn prefill_words(model: &Model, request: &RequestFacts, columns: usize) -> Option<String> {
     if !model.runs_now(request) {
         return None;
     }
-    let (word, (done, total)) = match (request.scoring, request.progress) {
-        (Some(scoring), _) => ("scoring", scoring),
-        (None, Some(progress)) if request.prefill.is_none() => ("prefill", progress),
+    let (word, (done, total)) = match (request.scoring, request.priming, request.progress) {
+        (Some(scoring), ..) => ("scoring", scoring),
+        (_, Some(priming), _) => ("priming", priming),
+        (.., Some(progress)) if request.prefill.is_none() => ("prefill", progress),
         _ => return None,
     };
     let done = done.min(total);

@@ -60,7 +60,11 @@ pub(super) fn entries(request: &RequestFacts) -> Vec<Entry<'_>> {
         };
         speculation.decisions.iter().find(parks)
     };
-    let mut next: Option<u64> = None;
+    // What an earlier reply taught a controller may have it begin parked.
+    let begins = speculation.decisions.iter().find(|decision| decision.reason == DepthReason::Parked);
+    let mut next: Option<u64> = begins
+        .map(|decision| decision.first)
+        .filter(|first| speculation.cycles.first().is_none_or(|cycle| *first < cycle.first));
     for cycle in &speculation.cycles {
         if let Some(next) = next.filter(|next| *next < cycle.first) {
             let decision = parked_at(next, cycle.first);
@@ -150,7 +154,8 @@ impl Verify<'_> {
 
     /// One scale for all rows in sight: bars and tokens fit, but for bars that are far longer than the others.
     fn scale(&self, shown: &[Entry<'_>], width: usize) -> Scale {
-        let dense = self.figures.dense_nanos();
+        // After a failed audit rows have no scale from which to read how fast it was.
+        let dense = self.figures.dense_nanos().filter(|_| self.figures.failure().is_none());
         let columns = (width * 2 / 5).saturating_sub(6).clamp(8, 64);
         let cycles = || {
             shown.iter().filter_map(|entry| match entry {
@@ -190,6 +195,7 @@ impl Verify<'_> {
             (Some(cost), _) if cost.is_finite() => {
                 (super::figure(Some(cost), true), if emitted > cost { Tone::Good } else { Tone::Text })
             }
+            _ if self.figures.failure().is_some() => (text::UNKNOWN.to_owned(), Tone::Dim),
             (_, Some(took)) => (text::duration(Some(took)), Tone::Text),
             (_, None) => (text::UNKNOWN.to_owned(), Tone::Dim),
         };

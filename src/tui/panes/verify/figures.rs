@@ -4,6 +4,7 @@ use crate::decode::economics::expected_tokens;
 use crate::event::Nanos;
 use crate::ledger::{AuditFailure, DenseSource, DenseStep, RequestFacts, Speculation, SpeculationAccount};
 use crate::tui::app::Model;
+use crate::tui::text::thousands;
 
 /// The cost of a cycle at one depth, and what it gives.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -29,6 +30,10 @@ pub(in crate::tui) struct Figures<'a> {
     request: &'a RequestFacts,
     speculation: &'a Speculation,
     account: SpeculationAccount,
+    /// Turn of the dense reply that costs are counted against, where it is one.
+    dense_turn: Option<u32>,
+    /// Whether that reply is of another lane, which the ledger knows nothing of.
+    across_lanes: bool,
 }
 
 impl<'a> Figures<'a> {
@@ -36,12 +41,39 @@ impl<'a> Figures<'a> {
     pub(in crate::tui) fn of(model: &'a Model, request: &'a RequestFacts) -> Option<Figures<'a>> {
         let speculation = request.speculation.as_deref()?;
         let account = model.ledger().speculation_account(request.id)?;
-        // Of lanes that are compared, another may have the dense reply.
-        let account = match account.dense() {
-            Some(_) => account,
-            None => account.against(dense_counterpart(model, request).and_then(dense_step)),
+        // Lanes are compared with a lane without a drafter: its dense step is that of the comparison too.
+        let of_base = model.runs.are_compared().then(|| dense_counterpart(model, request)).flatten();
+        if let Some((base, step)) = of_base.and_then(|base| Some((base, dense_step(base)?))) {
+            let (account, dense_turn) = (account.against(Some(step)), Some(base.turn));
+            return Some(Figures { request, speculation, account, dense_turn, across_lanes: true });
+        }
+        let dense_turn = match account.dense().map(|dense| dense.from) {
+            Some(DenseSource::Request(id)) => model.ledger().request(id).map(|dense| dense.turn),
+            _ => None,
         };
-        Some(Figures { request, speculation, account })
+        Some(Figures { request, speculation, account, dense_turn, across_lanes: false })
+    }
+
+    /// Whose dense step it is: `turn 1, dense`.
+    pub(super) fn dense_words(&self) -> Option<String> {
+        Some(match (self.account.dense()?.from, self.dense_turn) {
+            (_, Some(turn)) => format!("turn {turn}, dense"),
+            (DenseSource::Own { steps }, _) => format!("its own {} ordinary steps", thousands(steps)),
+            (DenseSource::Curve, _) => "its verify curve".to_owned(),
+            _ => "steps of another reply".to_owned(),
+        })
+    }
+
+    /// Whether the dense step is another lane's.
+    pub(super) fn across_lanes(&self) -> bool {
+        self.across_lanes
+    }
+
+    /// How much faster than the same dense step the reply was decoded, as measured, and the turn of the dense reply. Steps of the reply itself, and of
+    /// the curve, measure no reply.
+    pub(super) fn measured(&self) -> Option<(f64, u32)> {
+        let measured = self.account.measured_speed_up().ok().flatten();
+        measured.filter(|_| self.shared().is_none()).zip(self.dense_turn)
     }
 
     /// The account.
@@ -64,9 +96,13 @@ impl<'a> Figures<'a> {
         self.account.dense().map(|dense| dense.ms * 1e6)
     }
 
-    /// The other sequences in a forward, at most, where there were any.
-    pub(super) fn shared(&self) -> Option<u64> {
-        Some(u64::from(self.account.neighbours)).filter(|others| *others > 0)
+    /// That other sequences had a part in its forwards, in words, where they had.
+    pub(in crate::tui) fn shared(&self) -> Option<String> {
+        let others = u64::from(self.account.neighbours);
+        if others > 0 {
+            return Some(format!("{} sequences shared forwards", thousands(others + 1)));
+        }
+        shared_forwards(self.request).map(|forwards| format!("{} forwards were shared", thousands(forwards)))
     }
 
     pub(super) fn has_curve(&self) -> bool {
@@ -115,7 +151,12 @@ impl<'a> Figures<'a> {
 pub(super) fn is_dense(request: &RequestFacts) -> bool {
     let drafted =
         request.speculation.as_ref().is_some_and(|told| told.start.is_some() || !told.cycles.is_empty());
-    !drafted && request.ms_per_token().is_some()
+    !drafted && request.ms_per_token().is_some() && shared_forwards(request).is_none()
+}
+
+/// Forwards of its decoding that other sequences shared, where there were any: its time is no measurement then.
+pub(in crate::tui) fn shared_forwards(request: &RequestFacts) -> Option<u64> {
+    request.shared_forwards.filter(|forwards| *forwards > 0)
 }
 
 fn dense_step(request: &RequestFacts) -> Option<DenseStep> {

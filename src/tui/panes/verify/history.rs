@@ -131,12 +131,13 @@ impl Verify<'_> {
             rate.filter(|rate| rate.is_finite()).map_or_else(dash, |rate| format!("{rate:.0}{mark}"))
         });
         let unit = if self.figures.dense_nanos().is_some() { "steps" } else { "time" };
+        let counts = self.figures.failure().is_none();
         for (name, unit, values) in [
             ("accepted", "at position 1, 2, …", acceptance.collect::<Vec<_>>()),
             ("costs", &*format!("{unit} at depth 0, 1, …"), cost.collect()),
             ("tok/s", "expected at depth 0, 1, …", rate.collect()),
         ] {
-            if !values.is_empty() {
+            if !values.is_empty() && (counts || name == "accepted") {
                 let values =
                     values.into_iter().map(|value| vec![canvas.span(format!("{value}  "), Tone::Text)]);
                 let note = vec![canvas.span(unit.to_owned(), Tone::Dim)];

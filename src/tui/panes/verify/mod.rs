@@ -15,14 +15,14 @@ use ratatui::text::{Line, Span};
 use crate::config::DrafterKind;
 use crate::event::Identity;
 use crate::ledger::RequestFacts;
-use crate::tui::app::{Model, Pane};
+use crate::tui::app::{Model, Page, Pane};
 use crate::tui::sections::{Section, allot};
 use crate::tui::speculation::depth_mark;
 use crate::tui::text;
 use crate::tui::theme::Tone;
 use crate::tui::view::Canvas;
 use cycles::Entry;
-pub(in crate::tui) use figures::Figures;
+pub(in crate::tui) use figures::{Figures, shared_forwards};
 
 /// The narrowest pane in which cycles stand beside the figures.
 const BESIDE: u16 = 110;
@@ -96,11 +96,45 @@ struct Verify<'a> {
 
 impl Verify<'_> {
     fn draw(&self, canvas: &mut Canvas<'_>, area: Rect) {
-        if area.width >= BESIDE {
+        if self.model.ui.sheet {
+            self.draw_sheet(canvas, area);
+        } else if area.width >= BESIDE {
             self.draw_beside(canvas, area);
         } else {
             self.draw_below(canvas, area);
         }
+    }
+
+    /// All figures below each other, as far down as it was scrolled: what has no room beside the cycles has it here.
+    fn draw_sheet(&self, canvas: &mut Canvas<'_>, area: Rect) {
+        let columns = usize::from(area.width);
+        let parts = [
+            self.verdict(canvas, columns),
+            self.depths(canvas, columns),
+            self.calculator(canvas, columns),
+            self.what_if(canvas, columns),
+            self.split(canvas, columns),
+            self.acceptance(canvas, columns),
+            self.history(canvas, columns),
+            self.decision(canvas, columns),
+        ];
+        let lines = parts.concat();
+        let (head, rest) = split_top(area, 1);
+        let height = usize::from(rest.height);
+        let top = Page::top_for(lines.len(), height, self.model.ui.scroll[Pane::Verify.index()]);
+        canvas.note_page(Pane::Verify, lines.len(), height, top);
+        let end = lines.len().min(top + height);
+        let words = format!(
+            " all figures: rows {}–{end} of {} · up, down scroll · `w` back to the cycles",
+            (top + 1).min(end),
+            lines.len()
+        );
+        put_lines(
+            canvas,
+            head,
+            &[Line::from(canvas.span(text::fit(&words, columns).into_owned(), Tone::Key))],
+        );
+        put_lines(canvas, rest, &lines[top..end]);
     }
 
     /// Figures on the left, cycles on the right, the verdict over both.
@@ -116,16 +150,19 @@ impl Verify<'_> {
             canvas.put(rest, usize::from(left_width), row, "│", Tone::Border);
         }
         let columns = usize::from(left_width);
-        let figures = allot(
-            vec![
-                Section::new(0, self.depths(canvas, columns)),
-                Section::new(1, self.calculator(canvas, columns)).at_least(3, 7),
-                Section::new(2, self.what_if(canvas, columns)).at_least(1, 6),
-                Section::new(3, self.split(canvas, columns)).at_least(1, 5),
-                Section::new(4, self.acceptance(canvas, columns)),
-            ],
-            usize::from(left.height),
-        );
+        let sections = vec![
+            Section::new(0, self.depths(canvas, columns)),
+            Section::new(1, self.calculator(canvas, columns)).at_least(3, 7),
+            Section::new(2, self.what_if(canvas, columns)).at_least(1, 6),
+            Section::new(3, self.split(canvas, columns)).at_least(1, 5),
+            Section::new(4, self.acceptance(canvas, columns)),
+        ];
+        let total: usize = sections.iter().map(Section::len).sum();
+        let cut = total > usize::from(left.height);
+        let mut figures = allot(sections, usize::from(left.height).saturating_sub(usize::from(cut)));
+        if cut {
+            figures.push(cut_mark(canvas, total - figures.len(), columns));
+        }
         put_lines(canvas, left, &figures);
         let columns = usize::from(right.width);
         let history = self.history(canvas, columns);
@@ -143,21 +180,27 @@ impl Verify<'_> {
         let columns = usize::from(area.width);
         let height = usize::from(area.height);
         let cycles = 4.min(height / 4);
-        let above = allot(
-            vec![
-                Section::new(0, self.verdict(canvas, columns)).at_least(2, 8),
-                Section::new(2, self.depths(canvas, columns)).at_least(6, 6),
-                Section::new(4, self.calculator(canvas, columns)).at_least(1, 8),
-                Section::new(5, self.what_if(canvas, columns)).at_least(1, 7),
-                Section::new(3, self.history(canvas, columns)),
-            ],
-            height.saturating_sub(cycles + 2),
-        );
+        let (decision, accepted) = (self.decision(canvas, columns), self.acceptance(canvas, columns));
+        let sections = vec![
+            Section::new(0, self.verdict(canvas, columns)).at_least(2, 8),
+            Section::new(2, self.depths(canvas, columns)).at_least(6, 6),
+            Section::new(4, self.calculator(canvas, columns)).at_least(1, 8),
+            Section::new(5, self.what_if(canvas, columns)).at_least(1, 10),
+            Section::new(3, self.history(canvas, columns)),
+            Section::new(7, self.split(canvas, columns)).at_least(1, 9),
+            Section::new(9, accepted.iter().skip(1).cloned().collect()),
+        ];
+        let total = sections.iter().map(Section::len).sum::<usize>() + decision.len().saturating_sub(1);
+        let room = height.saturating_sub(cycles + 2);
+        let cut = total > room;
+        let above = allot(sections, room.saturating_sub(usize::from(cut)));
         let (top, rest) = split_top(area, above.len());
         put_lines(canvas, top, &above);
-        let mut foot = self.decision(canvas, columns);
-        foot.truncate(1);
-        foot.extend(self.acceptance(canvas, columns).into_iter().take(1));
+        let mut foot: Vec<Line<'static>> = decision.into_iter().take(1).collect();
+        foot.extend(accepted.into_iter().take(1));
+        if cut {
+            foot.push(cut_mark(canvas, total - above.len(), columns));
+        }
         let room = usize::from(rest.height).saturating_sub(cycles);
         foot.truncate(room);
         let (list, foot_area) = split_top(rest, usize::from(rest.height) - foot.len());
@@ -187,7 +230,12 @@ fn draw_without(canvas: &mut Canvas<'_>, model: &Model, request: &RequestFacts, 
     if let Some(message) = ended {
         lines.push((format!("drafting ended: {}", text::sanitise(message).replace('\n', " ")), Tone::Warn));
     }
-    if let Some(step) = request.ms_per_token() {
+    if let Some(forwards) = shared_forwards(request) {
+        let forwards = text::thousands(forwards);
+        let words =
+            format!("– for a dense step: {forwards} forwards were shared, and a share is no measurement");
+        lines.push((words, Tone::Warn));
+    } else if let Some(step) = request.ms_per_token() {
         lines.push((format!("a dense step took {step:.2} ms on average"), Tone::Text));
     }
     let by_hand =
@@ -230,6 +278,16 @@ fn draw_without(canvas: &mut Canvas<'_>, model: &Model, request: &RequestFacts, 
             row += 1;
         }
     }
+}
+
+/// That rows were left out, and how they are seen.
+fn cut_mark(canvas: &Canvas<'_>, rows: usize, width: usize) -> Line<'static> {
+    let rows = match rows {
+        1 => "1 row more".to_owned(),
+        rows => format!("{rows} rows more"),
+    };
+    let words = format!("  … {rows}: `w` shows all figures");
+    Line::from(canvas.span(text::fit(&words, width).into_owned(), Tone::Key))
 }
 
 fn split_top(area: Rect, height: usize) -> (Rect, Rect) {

@@ -2,11 +2,10 @@
 
 use ratatui::text::Line;
 
-use super::calculator::Weighing;
 use super::cycles::PARTS;
 use super::{Group, Verify, figure, flow, times};
 use crate::decode::economics::ratio;
-use crate::ledger::{AuditVerdict, DenseSource};
+use crate::ledger::AuditVerdict;
 use crate::tui::sparse::who;
 use crate::tui::speculation::{measures_curve, one_line};
 use crate::tui::text::{self, UNKNOWN, duration, thousands};
@@ -58,8 +57,7 @@ impl Verify<'_> {
             canvas.span(times(figures.predicted()), tone),
             canvas.span(" predicted, ", Tone::Dim),
         ];
-        let weighing = Weighing::of(self.model, self.request);
-        match weighing.as_ref().and_then(Weighing::measured) {
+        match figures.measured() {
             Some((measured, against)) => {
                 spans.push(canvas.span(times(Some(measured)), Tone::Strong));
                 spans.push(canvas.span(format!(" measured (turn {against})"), Tone::Dim));
@@ -76,14 +74,9 @@ impl Verify<'_> {
         let figures = &self.figures;
         let dim = |words: String| vec![canvas.span(words, Tone::Dim)];
         let mut groups = Vec::new();
-        if let Some(others) = figures.shared() {
-            groups.push(vec![canvas.span(
-                format!(
-                    "– cost: {} sequences shared forwards, and a share is no measurement  ",
-                    thousands(others + 1)
-                ),
-                Tone::Warn,
-            )]);
+        if let Some(shared) = figures.shared() {
+            let words = format!("– measured: {shared}, and a share is no measurement  ");
+            groups.push(vec![canvas.span(words, Tone::Warn)]);
         }
         if let Some(message) = self.request.speculation.as_ref().and_then(|s| s.ended.as_deref()) {
             groups.push(vec![canvas.span(format!("drafting ended: {}  ", one_line(message)), Tone::Warn)]);
@@ -93,17 +86,15 @@ impl Verify<'_> {
             thousands(figures.account().counters.cycles),
             percent(figures.account().share())
         )));
-        match figures.account().dense() {
-            Some(dense) => {
-                let from = match dense.from {
-                    DenseSource::Own { steps } => format!("its own {} ordinary steps", thousands(steps)),
-                    DenseSource::Curve => "its verify curve".to_owned(),
-                    DenseSource::Request(id) => match self.model.ledger().request(id) {
-                        Some(request) => format!("turn {}, dense", request.turn),
-                        None => "a dense reply".to_owned(),
-                    },
-                };
+        match figures.account().dense().zip(figures.dense_words()) {
+            Some((dense, from)) => {
                 groups.push(dim(format!("dense step {:.2} ms ({from})  ", dense.ms)));
+                if figures.measured().is_none()
+                    && figures.shared().is_none()
+                    && self.request.output_tokens.is_some()
+                {
+                    groups.push(dim("a dense turn would measure it: `u` picks one  ".to_owned()));
+                }
             }
             None => groups
                 .push(dim("dense step –: `v` measures it, or let a turn run without a drafter  ".to_owned())),

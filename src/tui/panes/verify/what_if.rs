@@ -52,9 +52,11 @@ impl Verify<'_> {
             .collect();
         let mut lines = flow(canvas, "what if", groups, width);
         lines.truncate(1);
+        // The ledger of a lane knows no other lane's dense step.
+        let of = if self.figures.across_lanes() { "lane's own" } else { "" };
         let head = ["x dense", "per cycle", "exact"].map(|head| right(head, FIGURE)).concat();
         lines.push(Line::from(
-            canvas.span(format!("{}{}{head}", " ".repeat(NAMES), left("", NAME)), Tone::Dim),
+            canvas.span(format!("{}{}{head}", " ".repeat(NAMES), left(of, NAME)), Tone::Dim),
         ));
         lines.extend(rows.iter().map(|(policy, run)| row(canvas, &name(*policy), run)));
         lines
