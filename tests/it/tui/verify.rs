@@ -404,7 +404,7 @@ fn the_pane_has_one_dense_step_and_one_prediction_until_two_turns_are_picked() {
     bench.press('u');
     bench.key(KeyCode::Right);
     let text = bench.text(160, 48);
-    assert!(text.contains("turn 1 dense, 2 drafted: 1.6") && text.contains("1.61x measured  held"), "{text}");
+    assert!(text.contains("turn 1 dense, 2 drafted: 1.6") && text.contains("1.61x measured"), "{text}");
     // A reply without ordinary steps of its own is held against the dense turn, predicted and measured.
     let text = told(Told { script: &[(4, 4, 3), (4, 4, 4)], whole: true, ..PLAIN }).text(160, 48);
     assert!(text.contains("measured (turn 1)") && text.contains("(turn 1, dense)"), "{text}");
