@@ -4,6 +4,7 @@
 //! here prints or knows of a terminal.
 
 mod comparison;
+mod deviation;
 mod kept;
 mod lane;
 mod lockstep;
@@ -17,6 +18,7 @@ mod turn;
 mod verdict;
 
 pub use comparison::Comparison;
+pub use deviation::{Split, why_off};
 pub use kept::SegmentKept;
 pub use lane::{BadLane, DENSE, LANES, LaneSpec, NONE, SPARSE, lanes};
 pub use lockstep::{LaneSetup, Lockstep, News, To};

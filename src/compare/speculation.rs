@@ -3,12 +3,13 @@
 use serde::Serialize;
 
 use super::comparison::{Comparison, Repeat};
+use super::deviation::{Split, why_off};
 use super::reply::ReplyDifference;
 use super::spread::Spread;
 use super::turn::Place;
 use crate::config::{ControllerKind, DrafterKind};
-use crate::decode::economics::{Counters, CycleTime, Economics, ratio};
-use crate::event::{Identity, Nanos};
+use crate::decode::economics::{Counters, CycleTime, Economics, prediction_error, ratio};
+use crate::event::{Cycle, Identity, Nanos};
 use crate::ledger::{Ledger, RequestFacts};
 
 pub use crate::ledger::HELD_WITHIN;
@@ -34,10 +35,16 @@ pub struct Speculated {
     pub tokens_per_cycle: Option<Spread>,
     /// The share of the reply that cycles gave.
     pub share: Option<Spread>,
-    /// What a cycle costs in the other lane's steps of the same turn.
+    /// What a cycle costs in the other lane's steps of the same turn; `None` where that lane drafts too, for its steps are no dense ones.
     pub cost_ratio: Option<Spread>,
-    /// Time the drafter took to read the prompt. It is a part of the time to first token.
+    /// Time the drafters took to read the prompt. It is a part of the time to first token. `None` where none started.
     pub priming_s: Option<Spread>,
+    /// Whether a reply was sampled: then it need not be the other lane's.
+    pub sampled: bool,
+    /// Whether the other lane drafts too: then there is no ordinary decoding to compare with.
+    pub against_drafts: bool,
+    /// What the prediction leaves out, where it does not hold.
+    pub off: Option<String>,
     /// What it was worth, or why that is not to be shown.
     #[serde(flatten)]
     pub worth: Worth,
@@ -58,10 +65,13 @@ pub enum Worth {
 pub struct SpeedUp {
     /// Decoding, as the identities predict it from tokens per cycle, cost and share.
     pub predicted: Option<Spread>,
-    /// Decoding, as it was measured: by time a token after the first.
+    /// Decoding, as it was measured: by time a token after the first. `None` where other sequences shared a forward.
     pub decode: Option<Spread>,
-    /// End to end, from arrival to the last token: priming and the rest of the prefill included. `None` where replies are not equally long.
+    /// End to end, from arrival to the last token: priming and the rest of the prefill included. `None` where replies are not equally long, and where
+    /// other sequences shared a forward.
     pub whole: Option<Spread>,
+    /// The same, had priming taken no time.
+    pub whole_unprimed: Option<Spread>,
     /// By how much the prediction exceeds what was measured, as a fraction of that.
     pub deviation: Option<f64>,
     /// Whether the prediction lies within [`HELD_WITHIN`].
@@ -92,9 +102,13 @@ struct Told {
     counters: Counters,
     /// Time of all cycles; `None` where other sequences shared one.
     cycles: Option<Nanos>,
-    priming: Nanos,
+    /// `None` where no drafter started.
+    priming: Option<Nanos>,
     own: Option<Decoded>,
     other: Option<Decoded>,
+    /// Whether the other lane drafts.
+    against_drafts: bool,
+    sampled: bool,
     /// Whether replies are equally long.
     alike: bool,
     audited: u64,
@@ -110,7 +124,10 @@ struct Decoded {
 }
 
 impl Decoded {
+    /// `None` where it was not measured, and where a forward was shared: then its time is not this reply's.
     fn of(request: &RequestFacts) -> Option<Decoded> {
+        let shared = request.shared_forwards.is_some_and(|shared| shared > 0);
+        (!shared).then_some(())?;
         Some(Decoded {
             steps: request.output_tokens?.saturating_sub(1),
             took_s: request.decode?.seconds(),
@@ -134,16 +151,18 @@ impl Decoded {
 impl Told {
     fn of(own: &RequestFacts, other: Option<&RequestFacts>) -> Told {
         let speculation = own.speculation.as_deref();
-        let cycles = speculation.map(|s| s.cycles.as_slice()).unwrap_or_default();
-        let priming = speculation.and_then(|s| s.start.as_ref()).map_or(Nanos(0), |start| start.took);
+        let cycles = cycles_of(own);
+        let start = speculation.and_then(|s| s.start.as_ref());
         let told = |request: Option<&RequestFacts>| request.and_then(Decoded::of);
         let same = other.and_then(|other| ReplyDifference::of(other, own, None).same_text);
         Told {
             counters: Counters::of(cycles, own.output_tokens.unwrap_or(0)),
             cycles: CycleTime::of(cycles).map(|time| time.total()),
-            priming,
+            priming: start.map(|start| start.took),
             own: told(Some(own)),
             other: told(other),
+            against_drafts: other.is_some_and(|other| !cycles_of(other).is_empty()),
+            sampled: start.is_some_and(|start| !start.greedy),
             alike: other.is_some_and(|other| other.output_tokens == own.output_tokens),
             audited: cycles.iter().filter(|cycle| cycle.audit.is_some()).count() as u64,
             same: same.map_or((0, 0), |same| (same.into(), 1)),
@@ -153,7 +172,13 @@ impl Told {
     fn add(&mut self, more: &Told) {
         self.counters.add(&more.counters);
         self.cycles = self.cycles.zip(more.cycles).map(|(a, b)| Nanos(a.0.saturating_add(b.0)));
-        self.priming = Nanos(self.priming.0.saturating_add(more.priming.0));
+        // A reply that nothing was primed for adds nothing.
+        self.priming = match (self.priming, more.priming) {
+            (Some(a), Some(b)) => Some(Nanos(a.0.saturating_add(b.0))),
+            (one, none) => one.or(none),
+        };
+        self.against_drafts |= more.against_drafts;
+        self.sampled |= more.sampled;
         self.own = self.own.zip(more.own).map(|(a, b)| a.plus(b));
         self.other = self.other.zip(more.other).map(|(a, b)| a.plus(b));
         self.alike &= more.alike;
@@ -161,10 +186,17 @@ impl Told {
         self.same = (self.same.0 + more.same.0, self.same.1 + more.same.1);
     }
 
+    fn cycles_ms(&self) -> Option<f64> {
+        Some(self.cycles?.seconds() * 1e3)
+    }
+
+    /// Time of a dense step, which only a lane that does not draft can tell.
+    fn dense_ms(&self) -> Option<f64> {
+        self.other.filter(|_| !self.against_drafts)?.ms_per_token()
+    }
+
     fn economics(&self) -> Economics {
-        let cycles_ms = self.cycles.map(|took| took.seconds() * 1e3);
-        let dense = self.other.as_ref().and_then(Decoded::ms_per_token);
-        Economics::of(&self.counters, cycles_ms, dense)
+        Economics::of(&self.counters, self.cycles_ms(), self.dense_ms())
     }
 
     fn decode_speed_up(&self) -> Option<f64> {
@@ -174,6 +206,26 @@ impl Told {
     fn whole_speed_up(&self) -> Option<f64> {
         ratio(self.other?.whole_s, self.own?.whole_s).filter(|_| self.alike)
     }
+
+    fn whole_unprimed(&self) -> Option<f64> {
+        ratio(self.other?.whole_s, self.own?.whole_s - self.priming?.seconds()).filter(|_| self.alike)
+    }
+
+    fn split(&self) -> Option<Split> {
+        let own = self.own?;
+        Some(Split {
+            decode_ms: own.took_s * 1e3,
+            cycles_ms: self.cycles_ms(),
+            steps: own.steps,
+            cycle_tokens: self.counters.cycle_tokens(),
+            dense_ms: self.dense_ms(),
+            drift: None,
+        })
+    }
+}
+
+fn cycles_of(request: &RequestFacts) -> &[Cycle] {
+    request.speculation.as_deref().map(|s| s.cycles.as_slice()).unwrap_or_default()
 }
 
 impl Comparison {
@@ -202,12 +254,18 @@ impl Comparison {
             None => {
                 let predicted = over(&|told| told.economics().predicted_speedup());
                 let decode = over(&Told::decode_speed_up);
-                let apart = |(predicted, decode): (Spread, Spread)| predicted.median / decode.median - 1.0;
-                let deviation = predicted.zip(decode).map(apart).filter(|deviation| deviation.is_finite());
+                let deviation = predicted.zip(decode).and_then(|(p, d)| prediction_error(p.median, d.median));
                 let held = deviation.map(|deviation| deviation.abs() <= HELD_WITHIN);
                 let whole = over(&Told::whole_speed_up);
-                Worth::SpeedUp(SpeedUp { predicted, decode, whole, deviation, held })
+                let whole_unprimed = over(&Told::whole_unprimed);
+                Worth::SpeedUp(SpeedUp { predicted, decode, whole, whole_unprimed, deviation, held })
             }
+        };
+        let off = match &worth {
+            Worth::SpeedUp(SpeedUp { held: Some(false), .. }) => {
+                told.iter().map(Told::split).collect::<Option<Vec<_>>>().and_then(|splits| why_off(&splits))
+            }
+            _ => None,
         };
         let [one, ..] = told.as_slice() else { return None };
         Some(Speculated {
@@ -221,23 +279,39 @@ impl Comparison {
             tokens_per_cycle: over(&|told| told.counters.tokens_per_cycle()),
             share: over(&|told| told.counters.share()),
             cost_ratio: over(&|told| told.economics().cost_ratio),
-            priming_s: over(&|told| Some(told.priming.seconds())),
+            priming_s: over(&|told| Some(told.priming?.seconds())),
+            sampled: told.iter().any(|told| told.sampled),
+            against_drafts: told.iter().any(|told| told.against_drafts),
+            off,
             worth,
         })
     }
 
-    /// The first thing that is wrong with a lane's speculative decoding: an audit that failed, or a reply that is not the other lane's though the device
-    /// promises the same bits and both are greedy.
+    /// The first thing that is wrong with a lane's speculative decoding, or with that of the lane it is compared with: an audit that failed, or a reply that
+    /// is not the other lane's though the device promises the same bits and both are greedy.
     pub fn speculation_failure(&self, lane: usize) -> Option<String> {
         let base = self.base();
-        self.all().iter().find_map(|repeat| {
+        let own = self.all().iter().find_map(|repeat| {
             let run = repeat.ledgers.get(lane).and_then(Ledger::run)?;
-            let places = repeat.places(lane).into_iter();
-            places.filter(|_| lane != base).find_map(|place| {
+            repeat.places(lane).into_iter().filter(|_| lane != base).find_map(|place| {
                 let request = repeat.request(lane, place)?;
                 let what = audit_failure(request)
                     .or_else(|| repeat.other_reply(base, lane, place, run.identity, self.name(base)))?;
                 Some(format!("turn {}: {what}", place.label()))
+            })
+        });
+        own.or_else(|| {
+            self.all().iter().find_map(|repeat| {
+                repeat.places(base).into_iter().find_map(|place| {
+                    let what = audit_failure(repeat.request(base, place)?)?;
+                    let at = place.label();
+                    Some(match lane == base {
+                        true => format!("turn {at}: {what}"),
+                        false => {
+                            format!("turn {at} of {}, which it is compared with: {what}", self.name(base))
+                        }
+                    })
+                })
             })
         })
     }

@@ -324,9 +324,8 @@ fn the_table_and_the_report_of_drafting_fit_their_place() {
     assert!(table.take(5).all(|line| line.chars().count() <= 80), "{text}");
     let written = std::fs::read_to_string(&report).unwrap();
     assert!(written.contains("## Drafting"), "{written}");
-    if written.contains("drafting-drafting.svg") {
-        check_svg(&std::fs::read_to_string(dir.path().join("drafting-drafting.svg")).unwrap());
-    }
+    assert!(written.contains("(drafting-drafting.svg)"), "{written}");
+    check_svg(&std::fs::read_to_string(dir.path().join("drafting-drafting.svg")).unwrap());
 }
 
 #[test]
@@ -368,10 +367,19 @@ fn the_matrix_has_a_cell_a_way_and_says_what_holds() {
     let claims = report["claims"].as_array().unwrap();
     assert!(claims[0]["claim"].as_str().unwrap().starts_with("every reply is"));
     assert_eq!(claims[0]["holds"], true);
-    assert_eq!(claims.len(), 4, "there is no copied text to say anything of");
+    assert_eq!(claims.len(), 5, "there is no copied text to say anything of");
+    assert_eq!((&report["adaptive_max"], &report["skipped"]), (&Value::from(8), &serde_json::json!([])));
+    assert!(cells.iter().all(|cell| cell["output_tokens"].as_u64().unwrap() <= 16), "{report}");
     let curve = &report["curves"][0];
     assert_eq!(curve["points"].as_array().unwrap().len(), 8);
     assert_eq!(curve["points"][0][1], 1.0);
+    // A model without a head, and without a draft model, has the lookup still.
+    let alone = ["bench", "speculation", "--model=talus", "--depths=2", "--prompts=copy"];
+    let text = succeed(&[&alone[..], &["--repeat=1", "--output-tokens=32", "--contexts=0"]].concat());
+    assert!(text.contains("mtp is left out: ") && text.contains("draft is left out: "), "{text}");
+    assert!(text.contains("ngram"), "{text}");
+    let refused = run(&["bench", "speculation", "--model=talus", "--drafters=mtp"]);
+    assert_eq!(refused.status.code(), Some(2), "asked for by name");
     let refused = run(&["bench", "speculation", "--depths=17"]);
     assert_eq!(refused.status.code(), Some(2));
     assert!(stderr(&refused).contains("a depth from 1 to 16"), "{}", stderr(&refused));

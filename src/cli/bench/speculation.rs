@@ -10,14 +10,14 @@ use serde::Serialize;
 
 use self::cell::{Cell, cells};
 use self::curve::Curve;
-use self::matrix::{Way, schedule};
+use self::matrix::{Asked, Way, schedule};
 use self::prompts::Kind;
 use self::view::Claim;
 use crate::cli::options::{ArithmeticOptions, ModelOptions};
 use crate::cli::output::Output;
 use crate::cli::progress::Progress;
 use crate::cli::{Example, Failure, examples};
-use crate::config::{DrafterKind, Override, SpeculationConfig};
+use crate::config::{Config, DrafterKind, Override, SpeculationConfig};
 use crate::event::Identity;
 use crate::report::thousands;
 
@@ -37,20 +37,23 @@ pub(crate) const EXAMPLES: &[Example] = &[
 #[derive(Debug, clap::Args)]
 #[command(after_help = examples(EXAMPLES))]
 pub(super) struct Options {
-    /// Drafters: `ngram`, `mtp`, `draft`
-    #[arg(long, value_name = "WORD,WORD", value_delimiter = ',', default_value = "ngram,mtp,draft", value_parser = drafter)]
-    drafters: Vec<DrafterKind>,
+    /// Drafters: `ngram`, `mtp`, `draft`; all that the model has unless given
+    #[arg(long, value_name = "WORD,WORD", value_delimiter = ',', value_parser = drafter)]
+    drafters: Option<Vec<DrafterKind>>,
     /// Depths, each 1 to 16, and `adaptive`
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,2,3,4,adaptive", value_parser = depth)]
     depths: Vec<Depth>,
+    /// The greatest depth that `adaptive` may choose
+    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u32).range(1..=i64::from(SpeculationConfig::MAX_DEPTH)))]
+    adaptive_max: u32,
     /// Kinds of text
     #[arg(long, value_name = "WORD,WORD", value_delimiter = ',', default_value = "code,prose,copy")]
     prompts: Vec<Kind>,
     /// Repetitions of every cell, of which the median counts
     #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..=99))]
     repeat: u32,
-    /// Reply tokens of a cell
-    #[arg(long, value_name = "N", default_value = "256", value_parser = clap::value_parser!(u64).range(16..=65_536))]
+    /// Reply tokens of a run at most; several questions share them evenly
+    #[arg(long, value_name = "N", default_value = "512", value_parser = clap::value_parser!(u64).range(16..=65_536))]
     output_tokens: u64,
     /// Contexts at which forwards of 1 to 8 tokens are measured, tokens; 0 for none
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1000,4000,14000")]
@@ -94,9 +97,36 @@ struct Report {
     precision: String,
     identity: Identity,
     repeats: u32,
+    adaptive_max: u32,
+    /// Drafters that the model has not, and why.
+    skipped: Vec<Skipped>,
     cells: Vec<Cell>,
     claims: Vec<Claim>,
     curves: Vec<Curve>,
+}
+
+/// A drafter of which there are no cells.
+#[derive(Debug, Serialize)]
+struct Skipped {
+    drafter: DrafterKind,
+    reason: String,
+}
+
+impl Options {
+    /// The drafters that were asked for; where none were, those that the model has, and why it has not the others.
+    fn drafters(&self, config: &Config) -> (Vec<DrafterKind>, Vec<Skipped>) {
+        if let Some(drafters) = &self.drafters {
+            return (drafters.clone(), Vec::new());
+        }
+        let (mut drafters, mut skipped) = (Vec::new(), Vec::new());
+        for drafter in [DrafterKind::Ngram, DrafterKind::Mtp, DrafterKind::Draft] {
+            match matrix::lacking(config, drafter) {
+                Some(reason) => skipped.push(Skipped { drafter, reason }),
+                None => drafters.push(drafter),
+            }
+        }
+        (drafters, skipped)
+    }
 }
 
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
@@ -111,12 +141,14 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let config = options.model.config(options.arithmetic.sugar().chain(sugar))?;
     options.model.start_log()?;
     let mut ways = Vec::new();
-    for drafter in &options.drafters {
+    let (drafters, skipped) = options.drafters(&config);
+    for drafter in &drafters {
         ways.extend(options.depths.iter().map(|Depth(depth)| Way { drafter: *drafter, depth: *depth }));
     }
     let runs = schedule(&options.prompts, &ways, options.repeat as usize);
     let mut progress = Progress::new();
-    let (facts, told) = matrix::run(&config, &runs, options.output_tokens, |index, run| {
+    let asked = Asked { output_tokens: options.output_tokens, adaptive_max: options.adaptive_max };
+    let (facts, told) = matrix::run(&config, &runs, asked, |index, run| {
         progress.show(|| {
             let name = match (run.way.drafter, run.cold) {
                 (DrafterKind::None, _) => "no drafter".to_owned(),
@@ -142,7 +174,9 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         precision: facts.precision,
         identity: facts.identity,
         repeats: options.repeat,
-        claims: view::claims(&cells),
+        adaptive_max: options.adaptive_max,
+        skipped,
+        claims: view::claims(&cells, facts.identity),
         cells,
         curves,
     };

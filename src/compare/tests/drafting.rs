@@ -15,6 +15,7 @@ struct Told {
     start: Option<DrafterStart>,
     cycles: Vec<Cycle>,
     ended: Option<String>,
+    shared_forwards: Option<u64>,
 }
 
 fn seconds(time: f64) -> Nanos {
@@ -23,7 +24,15 @@ fn seconds(time: f64) -> Nanos {
 
 /// Decoded ordinarily, a tenth of a second a token.
 fn dense() -> Told {
-    Told { ttft: 1.0, decode: 1.0, reply: (0..11).collect(), start: None, cycles: Vec::new(), ended: None }
+    Told {
+        ttft: 1.0,
+        decode: 1.0,
+        reply: (0..11).collect(),
+        start: None,
+        cycles: Vec::new(),
+        ended: None,
+        shared_forwards: Some(0),
+    }
 }
 
 fn start() -> DrafterStart {
@@ -124,7 +133,7 @@ fn tell(comparison: &mut Comparison, lane: usize, identity: Identity, requests: 
             output_sha256: format!("{:?}", told.reply),
             text: String::new(),
             took: seconds(told.decode),
-            shared_forwards: None,
+            shared_forwards: told.shared_forwards,
         };
         say(now + told.ttft + told.decode, id, decoded);
         let took = told.ttft + told.decode;
@@ -152,9 +161,9 @@ fn what_drafting_is_worth_follows_from_the_identities_and_is_held_against_the_cl
     for of in [of_cell(&comparison, 0), of_cell(&comparison, 1), verdict.speculation.clone().unwrap()] {
         assert!(near(of.tokens_per_cycle, 2.5) && near(of.cost_ratio, 1.5) && near(of.share, 10.0 / 11.0));
         let speed_up = *of.speed_up().unwrap();
-        // All that was decoded is of cycles.
+        // Cycles gave all ten tokens after the first.
         assert!(near(speed_up.predicted, 2.5 / 1.5) && near(speed_up.decode, 1.0 / 0.6), "{speed_up:?}");
-        assert!(near(speed_up.whole, 2.0 / 2.2));
+        assert!(near(speed_up.whole, 2.0 / 2.2) && near(speed_up.whole_unprimed, 2.0 / 1.6));
         assert_eq!(speed_up.held, Some(true));
         assert_eq!((of.drafter, of.depth_max), (Some(DrafterKind::Mtp), Some(2)));
     }
@@ -162,8 +171,8 @@ fn what_drafting_is_worth_follows_from_the_identities_and_is_held_against_the_cl
     assert!(near(all.priming_s, 1.2) && all.same_replies == (2, 2) && all.counters.cycles == 8);
     assert_eq!(
         verdict.sentence(),
-        "mtp-2 decodes 1.67 times as fast as none: a cycle gives 2.50 tokens for 1.50 dense steps (1.67 times predicted, held); end to end it is \
-         0.91 times as fast: decoding wins and the whole request loses, for its prefill takes longer, 1.20 s of priming included (one run)"
+        "mtp-2 decodes 1.67x as fast as ordinary decoding: a cycle gives 2.50 tokens for 1.50 dense steps (1.67x predicted, held); end to end it is \
+         0.91x as fast: decoding wins and the whole request loses, by 1.20 s of priming (one run)"
     );
     assert!(comparison.turns()[0].cells[0].as_ref().unwrap().speculation.is_none());
 }
@@ -174,8 +183,10 @@ fn a_prediction_that_does_not_hold_is_marked() {
     let comparison = beside(Identity::Bitwise, &[slow]);
     assert_eq!(of_cell(&comparison, 0).speed_up().unwrap().held, Some(false));
     let text = drafting_table(&comparison, 200).unwrap().to_string();
-    assert!(text.contains("1.67×!"), "{text}");
-    assert!(comparison.verdicts()[0].sentence().contains("+50 % off: more than 10 %"));
+    assert!(text.contains("1.67x!"), "{text}");
+    let sentence = comparison.verdicts()[0].sentence();
+    let why = "+50 % off, more than 10 %: +33 % of the decode time is neither cycles nor dense steps";
+    assert!(sentence.contains(why), "{sentence}");
 }
 
 #[test]
@@ -193,7 +204,7 @@ fn a_lane_whose_audit_failed_shows_no_speed_up_at_any_turn() {
     let sentence = comparison.verdicts()[0].sentence();
     assert!(sentence.starts_with("mtp-2 FAILED, so no speed-up is shown: turn 2: the audit"), "{sentence}");
     let text = drafting_table(&comparison, 200).unwrap().to_string();
-    assert!(text.contains("FAILED") && !text.contains('×'), "{text}");
+    assert!(text.contains("FAILED") && !text.contains("7x"), "{text}");
     let json = serde_json::to_value(&comparison.rows()[1]).unwrap();
     assert!(json["compare"]["speculation"]["speed_up"].is_null());
     assert!(json["compare"]["speculation"]["failure"].as_str().unwrap().contains("audit"));
@@ -221,7 +232,60 @@ fn a_lane_that_could_not_draft_says_why() {
     let comparison = beside(Identity::Bitwise, &[idle]);
     let verdict = comparison.verdicts().remove(0);
     assert_eq!(verdict.sentence(), "mtp-2 drafted nothing: the drafter `mtp` is not loaded");
-    assert_eq!(verdict.speculation.unwrap().tokens_per_cycle, None);
+    let of = verdict.speculation.unwrap();
+    assert_eq!((of.tokens_per_cycle, of.priming_s), (None, None), "nothing was primed");
+}
+
+#[test]
+fn a_lane_that_drafts_is_no_ordinary_decoding() {
+    let mut comparison = Comparison::new(["ngram", "mtp-2"].map(str::to_owned));
+    for lane in 0..2 {
+        tell(&mut comparison, lane, Identity::Bitwise, &[drafted()]);
+    }
+    let of = of_cell(&comparison, 0);
+    assert!(of.against_drafts);
+    assert_eq!((of.cost_ratio, of.speed_up().unwrap().predicted), (None, None));
+    let sentence = comparison.verdicts()[0].sentence();
+    assert!(sentence.contains("1.00x as fast as ngram: there is no lane without a drafter"), "{sentence}");
+    let mut wrong = Comparison::new(["ngram", "mtp-2"].map(str::to_owned));
+    let mut failing = drafted();
+    failing.cycles[0].audit = Some(Audit { passed: false, how: Identity::Bitwise, problem: None });
+    for (lane, told) in [failing, drafted()].into_iter().enumerate() {
+        tell(&mut wrong, lane, Identity::Bitwise, &[told]);
+    }
+    let failure = of_cell(&wrong, 0).failure().unwrap().to_owned();
+    assert!(failure.starts_with("turn 1 of ngram, which it is compared with: the audit"), "{failure}");
+}
+
+#[test]
+fn a_whole_that_priming_does_not_explain_is_not_laid_to_it() {
+    let mut slow = drafted();
+    slow.ttft = 3.0;
+    let sentence = beside(Identity::Bitwise, &[slow]).verdicts()[0].sentence();
+    assert!(sentence.contains("the whole request loses, which is not explained by priming"), "{sentence}");
+    let none = Told { decode: 1.2, ttft: 0.5, ..drafted() };
+    let sentence = beside(Identity::Bitwise, &[none]).verdicts()[0].sentence();
+    assert!(sentence.contains("the whole request wins, which is not explained by decoding"), "{sentence}");
+}
+
+#[test]
+fn bits_are_said_to_be_the_same_only_where_they_were_compared() {
+    let said = |identity, told: Told| {
+        let lines = notes(&beside(identity, &[told]));
+        lines.into_iter().find(|line| line.starts_with("mtp-2 beside none")).unwrap()
+    };
+    let line = said(Identity::Bitwise, drafted());
+    assert!(line.ends_with(": replies the same; state not compared"), "{line}");
+    let mut audited = drafted();
+    for cycle in &mut audited.cycles {
+        cycle.audit = Some(Audit { passed: true, how: Identity::Bitwise, problem: None });
+    }
+    let line = said(Identity::Bitwise, audited.clone());
+    assert!(line.ends_with("all the same, bit for bit"), "{line}");
+    audited.start.as_mut().unwrap().greedy = false;
+    audited.reply[4] = 99;
+    let line = said(Identity::Bitwise, audited);
+    assert!(line.ends_with("0 of 1 reply the same, state and logits of 4 cycles compared with recomputation: sampled: replies need not be the same"), "{line}");
 }
 
 #[test]
@@ -233,6 +297,10 @@ fn what_other_sequences_shared_has_no_cost() {
     let of = of_cell(&beside(Identity::Bitwise, &[shared]), 0);
     assert_eq!((of.cost_ratio, of.speed_up().unwrap().predicted), (None, None));
     assert!(of.tokens_per_cycle.is_some());
+    let beside_others = Told { shared_forwards: Some(3), ..drafted() };
+    let of = of_cell(&beside(Identity::Bitwise, &[beside_others]), 0);
+    let speed_up = of.speed_up().unwrap();
+    assert_eq!((speed_up.decode, speed_up.whole, speed_up.whole_unprimed), (None, None, None));
 }
 
 #[test]

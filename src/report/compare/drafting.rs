@@ -67,15 +67,15 @@ fn figure(spread: Option<Spread>) -> String {
     or_dash(spread, |spread| format!("{:.2}", spread.median))
 }
 
-/// `1.62×`; the word `FAILED` where nothing is to be shown.
+/// `1.62x`; the word `FAILED` where nothing is to be shown.
 fn factor(of: &Speculated, which: fn(&crate::compare::SpeedUp) -> Option<Spread>) -> String {
     match of.speed_up() {
         None => "FAILED".to_owned(),
-        Some(speed_up) => or_dash(which(speed_up), |spread| format!("{:.2}×", spread.median)),
+        Some(speed_up) => or_dash(which(speed_up), |spread| format!("{:.2}x", spread.median)),
     }
 }
 
-/// `1.60×`, with a `!` where it did not hold.
+/// `1.60x`, with a `!` where it did not hold.
 fn predicted(of: &Speculated) -> String {
     let mark = match of.speed_up().and_then(|speed_up| speed_up.held) {
         Some(false) => "!",

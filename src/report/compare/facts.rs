@@ -194,13 +194,20 @@ fn identity_line(comparison: &Comparison, lane: usize) -> Option<String> {
         0 => "no cycle was audited (`--set speculation.audit=true` audits all)".to_owned(),
         cycles => format!("state and logits of {} compared with recomputation", counted(cycles, "cycle")),
     };
-    let failed = comparison.speculation_failure(lane);
-    let verdict = match (&failed, run.identity) {
-        (Some(failure), _) => format!("FAILED at {failure}"),
-        (None, Identity::Bitwise) => "all the same, bit for bit".to_owned(),
-        (None, Identity::Tolerance) => format!("within tolerance, which is what {} promises", run.device),
-        (None, Identity::Simulated) => "all the same, in a simulation".to_owned(),
-        (None, Identity::Imported) => "another program's".to_owned(),
+    let promised = match (run.identity, drafted.audited_cycles) {
+        (Identity::Tolerance, _) => format!("within tolerance, which is what {} promises", run.device),
+        (Identity::Imported, _) => "another program's".to_owned(),
+        _ if drafted.sampled => "sampled: replies need not be the same".to_owned(),
+        _ if replies == 0 => "no reply has ended in both".to_owned(),
+        _ if same < replies => "not all the same, as is not promised of a sparse prefill".to_owned(),
+        _ if drafted.counters.cycles == 0 => "replies the same; nothing was drafted".to_owned(),
+        (_, 0) => "replies the same; state not compared".to_owned(),
+        (Identity::Simulated, _) => "all the same, in a simulation".to_owned(),
+        (Identity::Bitwise, _) => "all the same, bit for bit".to_owned(),
+    };
+    let verdict = match comparison.speculation_failure(lane) {
+        Some(failure) => format!("FAILED at {failure}"),
+        None => promised,
     };
     let replies = replies_counted(replies as usize);
     Some(format!("{name} beside {against}: {same} of {replies} the same, {cycles}: {verdict}"))

@@ -50,7 +50,7 @@ pub fn report(comparison: &Comparison, stem: &str, command: &str) -> Report {
         text.push_str(&table.markdown());
         text.push_str(
             "\n`cost` is what a cycle takes in dense steps of the same turn, and the tokens per cycle at which drafting breaks even. `share` is the part of a \
-             reply that cycles gave. `predicted` follows from these; `!` marks a prediction more than 10 % off `decode`, which is measured. `end to end` is from \
+             reply that cycles gave. `predicted` follows from these; `!` marks a prediction more than 10 % off `decode`, which is measured over the tokens after the first. `end to end` is from \
              arrival to the last token, `priming` the time a drafter took to read the prompt before the first one.\n\n",
         );
     }

@@ -1,6 +1,6 @@
 //! A verdict in one sentence.
 
-use crate::compare::{HELD_WITHIN, Outcome, Owed, Speculated, SpeedUp, Verdict, Worth};
+use crate::compare::{HELD_WITHIN, Outcome, Owed, Speculated, SpeedUp, Spread, Verdict, Worth};
 use crate::report::{counted, seconds};
 
 impl Verdict {
@@ -17,7 +17,7 @@ impl Verdict {
         }
     }
 
-    /// `mtp decodes 1.62 times as fast as none …`.
+    /// `mtp decodes 1.62x as fast as ordinary decoding …`.
     fn of_drafting(&self, drafted: &Speculated) -> String {
         let (lane, against) = (&self.lane, &self.against);
         let speed_up = match &drafted.worth {
@@ -33,15 +33,19 @@ impl Verdict {
                 _ => format!("{lane} and {against}: no reply has been measured in both"),
             };
         };
-        let mut text = format!("{lane} decodes {} as fast as {against}", times(decode.median));
+        let other = if drafted.against_drafts { against.as_str() } else { "ordinary decoding" };
+        let mut text = format!("{lane} decodes {} as fast as {other}", times(decode.median));
+        if drafted.against_drafts {
+            text += ": there is no lane without a drafter to compare with, so neither cost nor prediction is known";
+        }
         if let Some((gives, costs)) = drafted.tokens_per_cycle.zip(drafted.cost_ratio) {
             let (gives, costs) = (gives.median, costs.median);
             text += &format!(": a cycle gives {gives:.2} tokens for {costs:.2} dense steps");
         }
-        text += &speed_up.prediction();
+        text += &speed_up.prediction(drafted.off.as_deref());
         if let Some(whole) = speed_up.whole {
             text += &format!("; end to end it is {} as fast", times(whole.median));
-            text += &end_to_end(decode.median, whole.median, drafted);
+            text += &end_to_end(decode.median, whole.median, drafted, speed_up.whole_unprimed);
         }
         if let Some(why) = &drafted.ended {
             text += &format!("; not all of it was drafted: {why}");
@@ -121,8 +125,8 @@ impl Verdict {
 }
 
 impl SpeedUp {
-    /// `, 1.60 times predicted, which held`.
-    fn prediction(&self) -> String {
+    /// ` (1.60x predicted, held)`; where it did not hold, by how much and why.
+    fn prediction(&self, why: Option<&str>) -> String {
         let (Some(predicted), Some(deviation)) = (self.predicted, self.deviation) else {
             return String::new();
         };
@@ -130,31 +134,48 @@ impl SpeedUp {
         match self.held {
             Some(true) => format!(" ({predicted} predicted, held)"),
             _ => format!(
-                " ({predicted} predicted, {:+.0} % off: more than {:.0} %)",
+                " ({predicted} predicted, {:+.0} % off, more than {:.0} %{})",
                 deviation * 100.0,
-                HELD_WITHIN * 100.0
+                HELD_WITHIN * 100.0,
+                why.map(|why| format!(": {why}")).unwrap_or_default()
             ),
         }
     }
 }
 
-/// Where decoding and the whole do not end the same way, that is said in words: what a drafter costs before the first token counts against it.
-fn end_to_end(decode: f64, whole: f64, drafted: &Speculated) -> String {
+/// What is as good as no difference in two decimals.
+const LEVEL: f64 = 0.005;
+
+/// Where decoding and the whole do not end the same way, that is said in words: what a drafter costs before the first token counts against it. `unprimed` is
+/// the whole without that cost, which tells whether it is the reason.
+fn end_to_end(decode: f64, whole: f64, drafted: &Speculated, unprimed: Option<Spread>) -> String {
     let priming = drafted.priming_s.filter(|priming| priming.median > 0.0);
     let priming = priming.map(|priming| format!("{} of priming", seconds(priming.median)));
-    match (decode > 1.0, whole > 1.0) {
-        (true, false) => {
-            let what = priming.map(|time| format!(", {time} included")).unwrap_or_default();
-            format!(": decoding wins and the whole request loses, for its prefill takes longer{what}")
+    let included = || priming.as_ref().map(|time| format!(", {time} included")).unwrap_or_default();
+    let (wins, loses) = (|factor: f64| factor > 1.0 + LEVEL, |factor: f64| factor < 1.0 - LEVEL);
+    if wins(decode) && loses(whole) {
+        match &priming {
+            Some(time) if unprimed.is_some_and(|unprimed| unprimed.median >= 1.0) => {
+                format!(": decoding wins and the whole request loses, by {time}")
+            }
+            _ => format!(
+                ": decoding wins and the whole request loses, which is not explained by priming{}",
+                included()
+            ),
         }
-        (false, true) => ": decoding loses, and the whole wins by its prefill".to_owned(),
-        _ => priming.map(|time| format!(", {time} included")).unwrap_or_default(),
+    } else if loses(decode) && wins(whole) {
+        format!(
+            ": decoding loses and the whole request wins, which is not explained by decoding{}",
+            included()
+        )
+    } else {
+        included()
     }
 }
 
-/// `1.62 times`.
+/// `1.62x`.
 fn times(factor: f64) -> String {
-    format!("{factor:.2} times")
+    format!("{factor:.2}x")
 }
 
 impl Owed {

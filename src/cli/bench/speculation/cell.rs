@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
-use super::matrix::{Told, Way};
+use super::matrix::{Told, Way, warm_up};
 use super::prompts::Kind;
-use crate::compare::{HELD_WITHIN, Spread};
+use crate::compare::{HELD_WITHIN, Split, Spread, why_off};
 use crate::config::DrafterKind;
-use crate::decode::economics::{Counters, CycleTime, Economics, ratio};
+use crate::decode::economics::{Counters, CycleTime, Economics, prediction_error, ratio};
 use crate::ledger::RequestFacts;
 
 /// A drafter at a depth, on one kind of text. Figures are medians over repeats of ratios within each repeat: of a run and the mean of the two
@@ -30,8 +30,10 @@ pub(super) struct Cell {
     pub(super) deviation: Option<f64>,
     /// Why that is more than it may be.
     pub(super) reason: Option<String>,
-    /// Speed-up of one request from nothing: prefill and priming, then a reply.
+    /// Speed-up of a request of which nothing is restored, composed of two measurements: the time to its first token, and the mean time to decode a reply.
     pub(super) whole: Option<Spread>,
+    /// Speed-up of decoding in the first run of an adaptive depth on this text, one run: on the first text, and only there, the controller had no averages yet.
+    pub(super) first: Option<f64>,
     /// Time the drafter took to read a prompt of which nothing was restored.
     pub(super) priming_s: Option<Spread>,
     /// Whether every reply is that of ordinary decoding.
@@ -49,8 +51,13 @@ impl Cell {
         self.deviation.is_some_and(|deviation| deviation.abs() <= HELD_WITHIN)
     }
 
+    /// The measured speed-up; `None` also where nothing was drafted, for that measures no drafter.
     pub(super) fn speed_up(&self) -> Option<f64> {
-        Some(self.measured?.median)
+        Some(self.measured.filter(|_| self.drafted())?.median)
+    }
+
+    pub(super) fn drafted(&self) -> bool {
+        self.counters.drafted > 0
     }
 }
 
@@ -59,7 +66,8 @@ impl Cell {
 pub(super) struct Decoding {
     pub(super) counters: Counters,
     pub(super) cycles_ms: Option<f64>,
-    pub(super) decode_ms: f64,
+    /// `None` where a reply did not end, or was not decoded alone.
+    pub(super) decode_ms: Option<f64>,
     /// Tokens after the first ones of the replies.
     pub(super) steps: u64,
     pub(super) replies: Vec<Option<String>>,
@@ -68,7 +76,7 @@ pub(super) struct Decoding {
 
 impl Decoding {
     pub(super) fn of(requests: &[RequestFacts]) -> Decoding {
-        let mut all = Decoding { cycles_ms: Some(0.0), ..Decoding::default() };
+        let mut all = Decoding { cycles_ms: Some(0.0), decode_ms: Some(0.0), ..Decoding::default() };
         for request in requests {
             let speculation = request.speculation.as_deref();
             let cycles = speculation.map(|s| s.cycles.as_slice()).unwrap_or_default();
@@ -76,7 +84,9 @@ impl Decoding {
             all.counters.add(&Counters::of(cycles, output));
             let more = CycleTime::of(cycles).map(|time| time.total().seconds() * 1e3);
             all.cycles_ms = all.cycles_ms.zip(more).map(|(sum, more)| sum + more);
-            all.decode_ms += request.decode.map_or(0.0, |took| took.seconds() * 1e3);
+            let alone = request.shared_forwards.is_none_or(|shared| shared == 0);
+            let more = request.decode.filter(|_| alone).map(|took| took.seconds() * 1e3);
+            all.decode_ms = all.decode_ms.zip(more).map(|(sum, more)| sum + more);
             all.steps += output.saturating_sub(1);
             all.replies.push(request.output_sha256.clone());
             all.ended = all.ended.or_else(|| speculation?.ended.clone());
@@ -85,14 +95,11 @@ impl Decoding {
     }
 
     fn ms_per_token(&self) -> Option<f64> {
-        ratio(self.decode_ms, self.steps as f64)
+        ratio(self.decode_ms?, self.steps as f64)
     }
 
-    /// Steps that were no part of a cycle, and the time one took.
-    fn ordinary_steps(&self) -> (u64, Option<f64>) {
-        let steps = self.steps.saturating_sub(self.counters.cycle_tokens());
-        let took = self.cycles_ms.and_then(|cycles| ratio(self.decode_ms - cycles, steps as f64));
-        (steps, took)
+    fn seconds_per_reply(&self) -> Option<f64> {
+        ratio(self.decode_ms? / 1e3, self.replies.len() as f64)
     }
 }
 
@@ -123,35 +130,51 @@ impl Sample {
         ratio((after - before).abs(), before.midpoint(after))
     }
 
-    /// What the identities leave out, as a share of the decode time: time that is neither a cycle's nor as many dense steps as were ordinary.
-    fn unaccounted(&self) -> Option<f64> {
-        let (ordinary, _) = self.own.ordinary_steps();
-        let accounted = self.own.cycles_ms? + ordinary as f64 * self.dense_ms()?;
-        ratio(self.own.decode_ms - accounted, self.own.decode_ms).or(Some(0.0))
+    fn split(&self) -> Option<Split> {
+        Some(Split {
+            decode_ms: self.own.decode_ms?,
+            cycles_ms: self.own.cycles_ms,
+            steps: self.own.steps,
+            cycle_tokens: self.own.counters.cycle_tokens(),
+            dense_ms: self.dense_ms(),
+            drift: self.drift(),
+        })
     }
 
-    /// What an ordinary step within the run took, in dense steps.
-    fn ordinary_cost(&self) -> Option<f64> {
-        ratio(self.own.ordinary_steps().1?, self.dense_ms()?)
+    fn of(around: &[(Way, Decoding)], way: Way) -> Option<Sample> {
+        match around {
+            [(Way::NONE, before), (own_way, own), (Way::NONE, after)] if *own_way == way => {
+                Some(Sample { before: before.clone(), own: own.clone(), after: after.clone() })
+            }
+            _ => None,
+        }
     }
 }
 
-/// A cold request: its time to the first token and what of it was the drafter's.
+/// A request of which nothing is restored, between two without a drafter: times to the first token, and what of its own was the drafter's.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cold {
     pub(super) drafter: DrafterKind,
+    /// The mean of those before and after.
+    pub(super) plain_ttft_s: f64,
     pub(super) ttft_s: f64,
-    pub(super) priming_s: f64,
+    /// `None` where the drafter did not start.
+    pub(super) priming_s: Option<f64>,
 }
 
 impl Cold {
-    fn of(told: &Told) -> Option<Cold> {
-        let request = told.requests.first()?;
-        let start = request.speculation.as_deref().and_then(|s| s.start.as_ref());
+    fn of(around: &[&Told]) -> Option<Cold> {
+        let [before, own, after] = around else { return None };
+        let ttft = |told: &Told| Some(told.requests.first()?.ttft?.seconds());
+        let plain = |told: &Told| told.run.way.drafter == DrafterKind::None;
+        let between = plain(before) && !plain(own) && plain(after);
+        between.then_some(())?;
+        let start = own.requests.first()?.speculation.as_deref().and_then(|s| s.start.as_ref());
         Some(Cold {
-            drafter: told.run.way.drafter,
-            ttft_s: request.ttft?.seconds(),
-            priming_s: start.map_or(0.0, |start| start.took.seconds()),
+            drafter: own.run.way.drafter,
+            plain_ttft_s: ttft(before)?.midpoint(ttft(after)?),
+            ttft_s: ttft(own)?,
+            priming_s: start.map(|start| start.took.seconds()),
         })
     }
 }
@@ -161,57 +184,48 @@ pub(super) fn cells(told: &[Told], kinds: &[Kind], ways: &[Way]) -> Vec<Cell> {
     let mut cells = Vec::new();
     for kind in kinds {
         let of_kind: Vec<&Told> = told.iter().filter(|told| told.run.kind == *kind).collect();
-        // What comes first only warms up.
-        let counted = of_kind.get(1 + ways.len()..).unwrap_or_default();
-        let cold: Vec<Cold> =
-            counted.iter().filter(|told| told.run.cold).filter_map(|told| Cold::of(told)).collect();
-        let warm: Vec<(Way, Decoding)> = counted
-            .iter()
-            .filter(|told| !told.run.cold)
-            .map(|told| (told.run.way, Decoding::of(&told.requests)))
-            .collect();
+        let (first, counted) = of_kind.split_at(warm_up(*kind, ways).len().min(of_kind.len()));
+        let cold: Vec<&Told> = counted.iter().copied().filter(|told| told.run.cold).collect();
+        let cold: Vec<Cold> = cold.windows(3).filter_map(Cold::of).collect();
+        let warm = |told: &[&Told]| -> Vec<(Way, Decoding)> {
+            let warm = told.iter().filter(|told| !told.run.cold);
+            warm.map(|told| (told.run.way, Decoding::of(&told.requests))).collect()
+        };
+        let (first, counted) = (warm(first), warm(counted));
         for way in ways {
-            let samples: Vec<Sample> = warm
-                .windows(3)
-                .filter(|around| around[1].0 == *way && around[0].0 == Way::NONE && around[2].0 == Way::NONE)
-                .map(|around| Sample {
-                    before: around[0].1.clone(),
-                    own: around[1].1.clone(),
-                    after: around[2].1.clone(),
-                })
-                .collect();
-            cells.push(cell(*kind, *way, &samples, &cold));
+            let samples: Vec<Sample> =
+                counted.windows(3).filter_map(|around| Sample::of(around, *way)).collect();
+            let first = first.windows(3).find_map(|around| Sample::of(around, *way));
+            cells.push(cell(*kind, *way, &samples, &cold, first.as_ref()));
         }
     }
     cells
 }
 
-fn cell(kind: Kind, way: Way, samples: &[Sample], cold: &[Cold]) -> Cell {
+fn cell(kind: Kind, way: Way, samples: &[Sample], cold: &[Cold], first: Option<&Sample>) -> Cell {
     let over = |figure: &dyn Fn(&Sample) -> Option<f64>| Spread::of(samples.iter().map(figure));
-    let of = |drafter| cold.iter().filter(move |cold| cold.drafter == drafter);
+    let cold = || cold.iter().filter(|cold| cold.drafter == way.drafter);
     let predicted = over(&|sample| sample.economics().predicted_speedup());
     let measured = over(&Sample::measured);
-    let deviation = predicted.zip(measured).and_then(|(p, m)| Some(ratio(p.median, m.median)? - 1.0));
+    let deviation = predicted.zip(measured).and_then(|(p, m)| prediction_error(p.median, m.median));
     let identical = samples.iter().all(|sample| {
         let same = |other: &Decoding| other.replies == sample.own.replies;
         same(&sample.before) && same(&sample.after) && !sample.own.replies.contains(&None)
     });
-    let whole =
-        samples.iter().zip(of(DrafterKind::None).zip(of(way.drafter))).map(|(sample, (none, own))| {
-            let asks = sample.own.replies.len().max(1) as f64;
-            let per_reply = |ms: f64| ms / 1e3 / asks;
-            let dense = per_reply(sample.before.decode_ms.midpoint(sample.after.decode_ms));
-            ratio(none.ttft_s + dense, own.ttft_s + per_reply(sample.own.decode_ms))
-        });
+    let whole = samples.iter().zip(cold()).map(|(sample, cold)| {
+        let dense = sample.before.seconds_per_reply()?.midpoint(sample.after.seconds_per_reply()?);
+        ratio(cold.plain_ttft_s + dense, cold.ttft_s + sample.own.seconds_per_reply()?)
+    });
     let whole = Spread::of(whole).filter(|_| identical);
-    let first = samples.first();
-    let reason = deviation.filter(|deviation| deviation.abs() > HELD_WITHIN).map(|_| reason(samples));
+    let one = samples.first();
+    let off = deviation.filter(|deviation| identical && deviation.abs() > HELD_WITHIN);
+    let splits = || samples.iter().map(Sample::split).collect::<Option<Vec<_>>>();
     Cell {
         prompt: kind,
         drafter: way.drafter,
         depth: way.depth,
-        output_tokens: first.map_or(0, |sample| sample.own.counters.output_tokens),
-        counters: first.map(|sample| sample.own.counters.clone()).unwrap_or_default(),
+        output_tokens: one.map_or(0, |sample| sample.own.counters.output_tokens),
+        counters: one.map(|sample| sample.own.counters.clone()).unwrap_or_default(),
         tokens_per_cycle: over(&|sample| sample.own.counters.tokens_per_cycle()),
         cost_ratio: over(&|sample| sample.economics().cost_ratio),
         share: over(&|sample| sample.own.counters.share()),
@@ -219,28 +233,13 @@ fn cell(kind: Kind, way: Way, samples: &[Sample], cold: &[Cold]) -> Cell {
         predicted: predicted.filter(|_| identical),
         measured: measured.filter(|_| identical),
         deviation: deviation.filter(|_| identical),
-        reason,
+        reason: off.and_then(|_| why_off(&splits()?)),
         whole,
-        priming_s: Spread::of(of(way.drafter).map(|cold| Some(cold.priming_s))),
+        first: first.filter(|_| identical && way.depth.is_none()).and_then(Sample::measured),
+        priming_s: Spread::of(cold().map(|cold| cold.priming_s)),
         identical,
         ended: samples.iter().find_map(|sample| sample.own.ended.clone()),
     }
-}
-
-/// What the measurement has that the identities leave out, from the split of the time.
-fn reason(samples: &[Sample]) -> String {
-    let over = |figure: &dyn Fn(&Sample) -> Option<f64>| Spread::of(samples.iter().map(figure));
-    let mut words = Vec::new();
-    if let Some(drift) = over(&Sample::drift) {
-        words.push(format!("dense steps around a run differ by {:.0} %", drift.median * 100.0));
-    }
-    if let Some(cost) = over(&Sample::ordinary_cost) {
-        words.push(format!("an ordinary step between cycles takes {:.2} dense steps", cost.median));
-    }
-    if let Some(left) = over(&Sample::unaccounted) {
-        words.push(format!("{:+.0} % of the time are neither cycles nor dense steps", left.median * 100.0));
-    }
-    words.join("; ")
 }
 
 #[cfg(test)]
@@ -263,7 +262,7 @@ mod tests {
         Decoding {
             counters,
             cycles_ms: Some(cycles_ms),
-            decode_ms: cycles_ms + ordinary * dense_ms,
+            decode_ms: Some(cycles_ms + ordinary * dense_ms),
             steps,
             replies: vec![Some("same".to_owned())],
             ended: None,
@@ -276,7 +275,7 @@ mod tests {
     }
 
     fn made(samples: &[Sample], cold: &[Cold]) -> Cell {
-        cell(Kind::Copy, Way { drafter: DrafterKind::Mtp, depth: Some(2) }, samples, cold)
+        cell(Kind::Copy, Way { drafter: DrafterKind::Mtp, depth: Some(2) }, samples, cold, None)
     }
 
     #[test]
@@ -293,10 +292,10 @@ mod tests {
     #[test]
     fn what_the_identities_leave_out_is_told_where_it_matters() {
         let mut own = decoding(1_000, 400, 600, 2.5, 1.0);
-        own.decode_ms += 300.0;
+        own.decode_ms = own.decode_ms.map(|ms| ms + 300.0);
         let cell = made(&[sample((1.0, 1.0), own)], &[]);
         assert!(!cell.held() && cell.deviation.unwrap() > 0.25, "{:?}", cell.deviation);
-        assert!(cell.reason.unwrap().contains("+23 % of the time"));
+        assert!(cell.reason.unwrap().contains("+23 % of the decode time"));
     }
 
     #[test]
@@ -310,8 +309,7 @@ mod tests {
 
     #[test]
     fn end_to_end_counts_the_cold_first_token() {
-        let of = |drafter, ttft_s, priming_s| Cold { drafter, ttft_s, priming_s };
-        let cold = [of(DrafterKind::None, 1.0, 0.0), of(DrafterKind::Mtp, 1.3, 0.3)];
+        let cold = [Cold { drafter: DrafterKind::Mtp, plain_ttft_s: 1.0, ttft_s: 1.3, priming_s: Some(0.3) }];
         // A second of decoding becomes half a second.
         let cell = made(&[sample((1.0, 1.0), decoding(1_000, 500, 500, 1.0, 1.0))], &cold);
         let whole = cell.whole.unwrap().median;

@@ -25,10 +25,10 @@ impl Way {
     /// Ordinary decoding.
     pub(super) const NONE: Way = Way { drafter: DrafterKind::None, depth: None };
 
-    fn says(self) -> SpeculationOverride {
+    fn says(self, adaptive_max: u32) -> SpeculationOverride {
         SpeculationOverride {
             drafter: Some(self.drafter),
-            depth: self.depth,
+            depth: Some(self.depth.unwrap_or(adaptive_max)),
             controller: Some(match self.depth {
                 Some(_) => ControllerKind::Fixed,
                 None => ControllerKind::Adaptive,
@@ -50,23 +50,36 @@ pub(super) struct Run {
 pub(super) fn schedule(kinds: &[Kind], ways: &[Way], repeats: usize) -> Vec<Run> {
     let mut runs = Vec::new();
     for kind in kinds.iter().copied() {
-        let warm = |way| Run { kind, way, cold: false };
-        // Fills the cache, and the controllers' averages, before anything counts.
-        runs.push(warm(Way::NONE));
-        runs.extend(ways.iter().copied().map(warm));
+        runs.extend(warm_up(kind, ways));
         for repeat in 0..repeats {
-            for drafter in with_none(ways) {
-                runs.push(Run { kind, way: Way { drafter, depth: None }, cold: true });
-            }
-            let mut order = ways.to_vec();
+            let (mut drafters, mut order) = (with_none(ways)[1..].to_vec(), ways.to_vec());
             if repeat % 2 == 1 {
+                drafters.reverse();
                 order.reverse();
             }
-            runs.push(warm(Way::NONE));
-            for way in order {
-                runs.extend([warm(way), warm(Way::NONE)]);
-            }
+            let cold = drafters.into_iter().map(|drafter| Way { drafter, depth: None });
+            runs.extend(between_none(kind, cold, true));
+            runs.extend(between_none(kind, order, false));
         }
+    }
+    runs
+}
+
+/// What comes before anything counts: it fills the cache, and the controllers' averages. How an adaptive depth does while it has none yet is told apart, so
+/// these runs too are each between two without a drafter.
+pub(super) fn warm_up(kind: Kind, ways: &[Way]) -> Vec<Run> {
+    let (adaptive, fixed): (Vec<Way>, Vec<Way>) = ways.iter().partition(|way| way.depth.is_none());
+    let mut runs = vec![Run { kind, way: Way::NONE, cold: false }];
+    runs.extend(between_none(kind, adaptive, false));
+    runs.extend(fixed.into_iter().map(|way| Run { kind, way, cold: false }));
+    runs
+}
+
+/// Each of `ways` between two runs without a drafter.
+fn between_none(kind: Kind, ways: impl IntoIterator<Item = Way>, cold: bool) -> Vec<Run> {
+    let mut runs = vec![Run { kind, way: Way::NONE, cold }];
+    for way in ways {
+        runs.extend([way, Way::NONE].map(|way| Run { kind, way, cold }));
     }
     runs
 }
@@ -80,6 +93,15 @@ pub(super) fn with_none(ways: &[Way]) -> Vec<DrafterKind> {
         }
     }
     drafters
+}
+
+/// What is asked of every run.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked {
+    /// Reply tokens at most, over all questions.
+    pub(super) output_tokens: u64,
+    /// The greatest depth that a controller may choose.
+    pub(super) adaptive_max: u32,
 }
 
 /// An engine that serves the runs of its drafters, one request at a time.
@@ -157,32 +179,46 @@ pub(super) struct Told {
     pub(super) requests: Vec<RequestFacts>,
 }
 
+/// The configuration that loads what `drafter` needs. By what a request is decoded it says itself.
+fn with(config: &Config, drafter: DrafterKind) -> Config {
+    let mut config = config.clone();
+    config.policy.forget_speculation();
+    config.speculation.drafter = Some(drafter);
+    config
+}
+
+/// Why `drafter` cannot draft for the model, where it cannot though the model itself loads.
+pub(super) fn lacking(config: &Config, drafter: DrafterKind) -> Option<String> {
+    let loads = |drafter| model::load(&with(config, drafter)).map(drop);
+    match drafter {
+        DrafterKind::None | DrafterKind::Ngram => None,
+        DrafterKind::Mtp | DrafterKind::Draft => {
+            loads(drafter).err().filter(|_| loads(DrafterKind::Ngram).is_ok()).map(|error| error.to_string())
+        }
+    }
+}
+
 /// Runs all of `schedule`. A loaded prediction head reads along whoever drafts, so its runs have an engine of their own, and ordinary decoding is
 /// measured without it; no two engines compute at once.
 pub(super) fn run(
     config: &Config,
     schedule: &[Run],
-    output_tokens: u64,
+    asked: Asked,
     mut watch: impl FnMut(usize, &Run),
 ) -> Result<(RunFacts, Vec<Told>), Failure> {
     let by_head = |run: &&Run| run.way.drafter == DrafterKind::Mtp;
     let requests = |runs: Vec<&Run>| {
         let mut requests = Vec::new();
         for run in runs {
-            requests.extend(requests_of(run, output_tokens, requests.len()));
+            requests.extend(requests_of(run, asked, requests.len()));
         }
         requests
     };
-    // Each request says what it is decoded by; here it is said what has to be loaded.
-    let with = |drafter: DrafterKind| {
-        let mut config = config.clone();
-        config.policy.forget_speculation();
-        config.speculation.drafter = Some(drafter);
-        config
-    };
     let drafts = schedule.iter().any(|run| run.way.drafter == DrafterKind::Draft);
-    let (of_head, others) =
-        (with(DrafterKind::Mtp), with(if drafts { DrafterKind::Draft } else { DrafterKind::Ngram }));
+    let (of_head, others) = (
+        with(config, DrafterKind::Mtp),
+        with(config, if drafts { DrafterKind::Draft } else { DrafterKind::Ngram }),
+    );
     let plain = schedule.iter().filter(|run| !by_head(run)).collect();
     let mut plain = Server::start(others, requests(plain))?;
     let of_runs: Vec<&Run> = schedule.iter().filter(by_head).collect();
@@ -212,11 +248,10 @@ fn asks_of(run: &Run) -> std::ops::Range<usize> {
     0..if run.cold { 1 } else { run.kind.asks().len() }
 }
 
-fn requests_of(run: &Run, output_tokens: u64, before: usize) -> Vec<RequestSpec> {
+fn requests_of(run: &Run, asked: Asked, before: usize) -> Vec<RequestSpec> {
     let asks = run.kind.asks();
-    // The budget is a run's; what a reply leaves of its part is nobody's.
-    let budget = (output_tokens / asks.len() as u64).max(2) * if asks.len() > 1 { 2 } else { 1 };
-    let request = |ask: usize| RequestSpec {
+    let budgets = budgets(asked.output_tokens, asks.len() as u64);
+    let request = |(ask, budget): (usize, u64)| RequestSpec {
         name: format!("{}", before + ask),
         idle: Nanos(0),
         side: true,
@@ -226,9 +261,59 @@ fn requests_of(run: &Run, output_tokens: u64, before: usize) -> Vec<RequestSpec>
         overrides: RequestOverrides {
             max_output_tokens: Some(budget),
             cache: run.cold.then_some(false),
-            speculation: run.way.says(),
+            speculation: run.way.says(asked.adaptive_max),
             ..RequestOverrides::default()
         },
     };
-    asks_of(run).map(request).collect()
+    asks_of(run).zip(budgets).map(request).collect()
+}
+
+/// Reply tokens of each of `asks` questions, which add up to `tokens`.
+fn budgets(tokens: u64, asks: u64) -> impl Iterator<Item = u64> {
+    (0..asks).map(move |ask| tokens / asks + u64::from(ask < tokens % asks))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ways() -> Vec<Way> {
+        let way = |drafter, depth| Way { drafter, depth };
+        vec![
+            way(DrafterKind::Ngram, Some(2)),
+            way(DrafterKind::Ngram, None),
+            way(DrafterKind::Mtp, Some(2)),
+            way(DrafterKind::Mtp, None),
+        ]
+    }
+
+    #[test]
+    fn every_run_that_counts_is_between_two_without_a_drafter() {
+        let runs = schedule(&[Kind::Copy], &ways(), 2);
+        let counted = &runs[warm_up(Kind::Copy, &ways()).len()..];
+        let around = |cold: bool, way: &dyn Fn(&Way) -> bool| {
+            let of: Vec<&Run> = counted.iter().filter(|run| run.cold == cold).collect();
+            let plain = |run: &Run| run.way.drafter == DrafterKind::None;
+            of.windows(3).filter(|w| plain(w[0]) && way(&w[1].way) && plain(w[2])).count()
+        };
+        for way in ways() {
+            assert_eq!(around(false, &|other| *other == way), 2, "{way:?}");
+            assert_eq!(around(true, &|other| other.drafter == way.drafter), 2, "{way:?}");
+        }
+        let order = |cold: bool| counted.iter().filter(move |run| run.cold == cold && run.way != Way::NONE);
+        let cold: Vec<DrafterKind> = order(true).map(|run| run.way.drafter).collect();
+        assert_eq!(cold, [DrafterKind::Ngram, DrafterKind::Mtp, DrafterKind::Mtp, DrafterKind::Ngram]);
+    }
+
+    #[test]
+    fn the_questions_of_a_run_share_its_tokens() {
+        assert_eq!(budgets(512, 7).sum::<u64>(), 512);
+        assert_eq!(budgets(16, 7).collect::<Vec<_>>(), [3, 3, 2, 2, 2, 2, 2]);
+    }
+
+    #[test]
+    fn an_adaptive_depth_has_a_limit_of_its_own() {
+        let depth = |depth| Way { drafter: DrafterKind::Mtp, depth }.says(8).depth;
+        assert_eq!((depth(Some(3)), depth(None)), (Some(3), Some(8)));
+    }
 }
