@@ -119,7 +119,8 @@ impl DepthController {
     }
 
     /// Whether the sequence is parked: its steps are ordinary ones, and no cycles.
-    pub fn is_parked(&self) -> bool {
+    #[cfg(test)]
+    fn is_parked(&self) -> bool {
         self.parked.is_some()
     }
 
@@ -169,7 +170,14 @@ impl DepthController {
         self.since.iter_mut().for_each(|since| *since = since.saturating_add(1));
         self.last = Some((drafted, accepted));
         let Some(gain) = gain else {
-            self.on_trial &= accepted == 0;
+            // Nobody knows what it cost: a trial is decided by whether acceptance still promises anything.
+            let promising = best(&self.rates()) > 0;
+            let tried = std::mem::take(&mut self.on_trial);
+            if tried && promising && accepted > 0 {
+                self.cooldown = COOLDOWN.0;
+            } else if tried && !promising {
+                self.park();
+            }
             return;
         };
         self.credit = (self.credit + gain).min(CREDIT.2);

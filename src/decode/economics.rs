@@ -71,12 +71,10 @@ impl Counters {
         counters
     }
 
-    /// Counts a cycle in. A token that cannot have been tested, or accepted, is not.
+    /// Counts a cycle in as it is told, also where it cannot be: see [`Counters::problem`].
     pub fn count(&mut self, drafted: u32, tested: u32, accepted: u32) {
-        let tested = tested.min(drafted);
-        let accepted = accepted.min(tested);
-        self.cycles += 1;
-        self.zero_cycles += u64::from(drafted == 0);
+        self.cycles = self.cycles.saturating_add(1);
+        self.zero_cycles = self.zero_cycles.saturating_add(u64::from(drafted == 0));
         self.drafted = self.drafted.saturating_add(u64::from(drafted));
         self.tested = self.tested.saturating_add(u64::from(tested));
         self.accepted = self.accepted.saturating_add(u64::from(accepted));
@@ -161,9 +159,13 @@ impl Counters {
             (self.accepted <= self.tested, "more tokens were accepted than tested"),
             (sum(|p| p.tested) == self.tested, "the positions' tests do not add up"),
             (sum(|p| p.accepted) == self.accepted, "the positions' accepted tokens do not add up"),
+            // A drafted token that ended the reply was put to no test: it may be the first of a reply's last cycle.
             (
-                first.saturating_add(self.zero_cycles) == self.cycles,
-                "a cycle tests a first token or drafts none",
+                first
+                    .checked_add(self.zero_cycles)
+                    .and_then(|told| self.cycles.checked_sub(told))
+                    .is_some_and(|untested| untested <= self.replies),
+                "a cycle tests a first token, drafts none, or ends its reply",
             ),
             (
                 self.positions.windows(2).all(|pair| pair[1].tested <= pair[0].accepted),
@@ -270,12 +272,6 @@ pub fn leviathan_tokens(acceptance: f64, depth: u32) -> f64 {
     expected_tokens(std::iter::repeat_n(acceptance, depth as usize))
 }
 
-/// The same authors' speed-up, which takes verifying `depth` + 1 tokens to cost one dense step: `draft_step` is the cost of drafting a token, in
-/// dense steps. On processors, with experts and with recurrent state verifying costs more, which is why costs here are measured.
-pub fn leviathan_speedup(acceptance: f64, depth: u32, draft_step: f64) -> Option<f64> {
-    ratio(leviathan_tokens(acceptance, depth), f64::from(depth) * draft_step + 1.0)
-}
-
 /// Of the depths from 0 on, the one with the greatest expected tokens by `costs`, and that rate; the least of equals. Depths without a cost are
 /// left out, and `None` is returned where none has one.
 pub fn best_depth(acceptance: &[f64], costs: impl Fn(u32) -> Option<f64>) -> Option<(u32, f64)> {
@@ -326,11 +322,6 @@ impl Economics {
     /// Whether a cycle gives more tokens than it costs dense steps.
     pub fn pays(&self) -> Option<bool> {
         Some(self.tokens_per_cycle? > self.cost_ratio?)
-    }
-
-    /// Tokens a cycle gives for each dense step it costs: the speed-up of what is speculated.
-    pub fn advantage(&self) -> Option<f64> {
-        ratio(self.tokens_per_cycle?, self.cost_ratio?)
     }
 
     /// The speed-up of decoding that is predicted, over the same tokens as it is measured over: those after the first. It is tokens per cycle by

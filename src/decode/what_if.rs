@@ -190,7 +190,7 @@ pub struct Replayed {
     pub seconds: f64,
     /// What dense decoding takes, seconds.
     pub dense_seconds: f64,
-    /// Whether every cost it met was measured; otherwise some lie on a line between those that were.
+    /// Whether cycles of the run measured every cost it met; otherwise some rest on the verify curve, or on a line between those that are known.
     pub measured: bool,
 }
 

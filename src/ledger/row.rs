@@ -192,13 +192,13 @@ pub struct SpecRow {
     pub accepted_per_position: Vec<crate::decode::economics::Position>,
     /// `(accepted + cycles) / cycles`.
     pub tokens_per_cycle: Option<f64>,
-    /// What a cycle costs in dense steps.
+    /// What a cycle costs in dense steps; null too where an audit failed or the counters cannot be, as `dense_step` is.
     pub cost_ratio: Option<f64>,
     /// Tokens per cycle above which it pays: what it costs in dense steps.
     pub break_even: Option<f64>,
     /// `(accepted + cycles) / output_tokens`.
     pub share: Option<f64>,
-    /// The speed-up of decoding that these predict; null too where an audit failed.
+    /// The speed-up of decoding that these predict, over the tokens after the first; null too where an audit failed.
     pub predicted_speedup: Option<f64>,
     /// Milliseconds of a dense step, and who measured it.
     pub dense_step: Option<super::DenseStep>,
@@ -222,6 +222,9 @@ pub struct SpecRow {
     pub experts: Option<super::ExpertsPerForward>,
     /// What comparing cycles with recomputation showed.
     pub audit: super::AuditVerdict,
+    /// What of the counters cannot be; absent where they can.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub counters_problem: Option<String>,
     /// Why nothing was drafted any more from some token on.
     pub fell_back: Option<String>,
 }
@@ -260,6 +263,7 @@ impl SpecRow {
             neighbours: account.neighbours,
             experts: account.experts,
             audit: account.audit.clone(),
+            counters_problem: account.problem.clone(),
             fell_back: account.ended.clone(),
         })
     }

@@ -1,6 +1,8 @@
 //! Speculative decoding of a run as tables: what drafting gave and cost, what depths cost, how drafts did by kind of text, and what other
 //! controllers would have come to.
 
+use std::borrow::Cow;
+
 use super::{Align, Table, UNMEASURED, or_dash, seconds, thousands};
 use crate::decode::economics::Position;
 use crate::decode::what_if::{Policy, Replayed};
@@ -12,7 +14,7 @@ use crate::ledger::{
 pub(super) struct Titled {
     pub(super) title: &'static str,
     pub(super) table: Table,
-    pub(super) note: &'static str,
+    pub(super) note: Cow<'static, str>,
 }
 
 /// The tables of a run; none where nothing drafted.
@@ -28,12 +30,15 @@ pub(super) fn tables(ledger: &Ledger) -> Vec<Titled> {
         title: "Drafting by request",
         table: accounts_table(ledger, &accounts),
         note: "`cost` is what a cycle takes in dense steps, and the tokens per cycle at which it breaks even; `accepted` is of the tokens put to the test. \
-               `share` is the part of the reply that cycles gave; `parked` are ordinary steps outside of them.",
+               `i.i.d.` are the tokens per cycle that drafts of these lengths let expect if all drafted tokens were accepted alike. `share` is the part \
+               of the reply that cycles gave; `parked` are ordinary steps outside of them. `predicted` and `measured` are of the tokens after the first; \
+               `measured` is against a request that decoded without a drafter. Where an audit failed or the counters cannot be, no cost is shown."
+            .into(),
     };
     [
         Some(drafting),
         time_table(ledger, &accounts),
-        depth_table(&accounts),
+        depth_table(ledger, &accounts),
         kind_table(&accounts),
         what_if_table(ledger),
     ]
@@ -77,12 +82,16 @@ fn accounts_table(ledger: &Ledger, accounts: &[(&RequestFacts, SpeculationAccoun
         ("tested", Align::Right),
         ("accepted", Align::Right),
         ("tok/cycle", Align::Right),
+        ("i.i.d.", Align::Right),
         ("cost", Align::Right),
+        ("pays", Align::Left),
         ("share", Align::Right),
         ("parked", Align::Right),
         ("predicted", Align::Right),
+        ("measured", Align::Right),
         ("priming", Align::Right),
         ("audit", Align::Left),
+        ("counters", Align::Left),
     ]);
     for (request, account) in accounts {
         let counters = &account.counters;
@@ -102,10 +111,10 @@ fn accounts_table(ledger: &Ledger, accounts: &[(&RequestFacts, SpeculationAccoun
             (Some(drafter), Some(ended)) => format!("{}, ended: {ended}", drafter.word()),
             (None, ended) => format!("none: {}", ended.as_deref().unwrap_or(UNMEASURED)),
         };
-        let predicted = match account.speed_up() {
-            Ok(speed_up) => times(speed_up),
-            Err(_) => "withheld".to_owned(),
-        };
+        let speed_up = |told: Result<Option<f64>, _>| told.map_or_else(|_| "withheld".to_owned(), times);
+        let (predicted, measured) = (speed_up(account.speed_up()), speed_up(account.measured_speed_up()));
+        let pays = account.pays().map(|pays| if pays { "yes" } else { "no" });
+        let problem = account.problem.as_ref().map(|problem| format!("CANNOT BE: {problem}"));
         table.row([
             place(ledger, request),
             drafter,
@@ -116,12 +125,16 @@ fn accounts_table(ledger: &Ledger, accounts: &[(&RequestFacts, SpeculationAccoun
             thousands(counters.tested),
             percent(counters.accepted_of_tested()),
             figure(account.tokens_per_cycle()),
+            figure(account.independent_tokens_per_cycle),
             figure(account.cost_ratio()),
+            or_dash(pays, str::to_owned),
             figure(account.share()),
             or_dash(account.parked_steps, thousands),
             predicted,
+            measured,
             or_dash(account.priming, |time| seconds(time.seconds())),
             audit,
+            or_dash(problem, |problem| problem),
         ]);
     }
     table
@@ -149,6 +162,7 @@ fn time_table(ledger: &Ledger, accounts: &[(&RequestFacts, SpeculationAccount)])
         let from = account.dense().map(|dense| match dense.from {
             DenseSource::Own { steps } => format!("{} of its own steps", thousands(steps)),
             DenseSource::Request(id) => format!("request {}", id.0),
+            DenseSource::StepsOf(id) => format!("ordinary steps of request {}, which drafted", id.0),
             DenseSource::Curve => "the verify curve".to_owned(),
         });
         let experts = account.experts.map(|of| format!("{:.1} of {}", of.touched, thousands(of.experts)));
@@ -168,17 +182,17 @@ fn time_table(ledger: &Ledger, accounts: &[(&RequestFacts, SpeculationAccount)])
     any.then_some(Titled {
         title: "Time of the cycles",
         table,
-        note: "Where other sequences shared a forward its time is no measurement of one of them, and stands as `–`.",
+        note: "Where other sequences shared a forward its time is no measurement of one of them, and stands as `–`.".into(),
     })
 }
 
-/// What depths cost and give, of the request that drafted most: costs grow with the context, so requests do not add up.
-fn depth_table(accounts: &[(&RequestFacts, SpeculationAccount)]) -> Option<Titled> {
-    let most = accounts.iter().max_by_key(|(request, account)| {
+/// What depths cost and give, of one request: costs grow with the context, so requests do not add up.
+fn depth_table(ledger: &Ledger, accounts: &[(&RequestFacts, SpeculationAccount)]) -> Option<Titled> {
+    let known = accounts.iter().filter_map(|(request, account)| {
         let curve = request.speculation.as_ref().is_some_and(|told| told.curve.is_some());
-        (curve, account.counters.drafted)
-    })?;
-    let costs = most.0.depth_costs(&most.1)?;
+        Some(((curve, account.counters.drafted), request, request.depth_costs(account)?))
+    });
+    let ((curve, _), request, costs) = known.max_by_key(|(rank, ..)| *rank)?;
     let mut table = Table::new(&[
         ("depth", Align::Right),
         ("cycles", Align::Right),
@@ -201,7 +215,13 @@ fn depth_table(accounts: &[(&RequestFacts, SpeculationAccount)]) -> Option<Title
     Some(Titled {
         title: "Cost of a cycle by depth, in dense steps",
         table,
-        note: "Of the request that drafted most. `gives` are the tokens that acceptance at each position lets expect; `≈` lies on a line between depths that were measured.",
+        note: format!(
+            "Of turn {}, {}. `gives` are the tokens that acceptance at each position lets expect; `≈` rests on the verify curve, or on a line between \
+             depths that are known.",
+            place(ledger, request),
+            if curve { "the one that drafted most of those with a verify curve" } else { "the one that drafted most" },
+        )
+        .into(),
     })
 }
 
@@ -211,6 +231,7 @@ fn kind_table(accounts: &[(&RequestFacts, SpeculationAccount)]) -> Option<Titled
         ("tokens", Align::Right),
         ("tested", Align::Right),
         ("accepted", Align::Right),
+        ("hazard", Align::Right),
     ]);
     let add = |sum: Position, more: Position| Position {
         tested: sum.tested.saturating_add(more.tested),
@@ -224,7 +245,13 @@ fn kind_table(accounts: &[(&RequestFacts, SpeculationAccount)]) -> Option<Titled
         let tokens = of.iter().fold(0u64, |sum, told| sum.saturating_add(told.tokens));
         if tokens > 0 {
             let acceptance = percent(drafts.acceptance());
-            table.row([kind.word().to_owned(), thousands(tokens), thousands(drafts.tested), acceptance]);
+            table.row([
+                kind.word().to_owned(),
+                thousands(tokens),
+                thousands(drafts.tested),
+                acceptance,
+                UNMEASURED.to_owned(),
+            ]);
         }
     }
     let mut positions: Vec<Position> = Vec::new();
@@ -238,12 +265,18 @@ fn kind_table(accounts: &[(&RequestFacts, SpeculationAccount)]) -> Option<Titled
     }
     for (index, position) in positions.iter().enumerate() {
         let name = format!("draft position {}", index + 1);
-        table.row([name, UNMEASURED.to_owned(), thousands(position.tested), percent(position.acceptance())]);
+        table.row([
+            name,
+            UNMEASURED.to_owned(),
+            thousands(position.tested),
+            percent(position.acceptance()),
+            percent(position.hazard()),
+        ]);
     }
     (!by_request.is_empty() || !positions.is_empty()).then_some(Titled {
         title: "Acceptance by kind of text and by position",
         table,
-        note: "A position is tested where all before it were accepted.",
+        note: "A position is tested where all before it were accepted; its hazard is the risk that a draft which got there ends there.".into(),
     })
 }
 
@@ -259,7 +292,23 @@ fn policy_word(policy: Policy) -> String {
 
 fn what_if_table(ledger: &Ledger) -> Option<Titled> {
     const SHOWN: usize = 6;
-    let what_if = ledger.what_if()?.ok()?;
+    const TITLE: &str = "What if: the same replies with other controllers";
+    let what_if = match ledger.what_if()? {
+        Ok(what_if) => what_if,
+        Err(failure) => {
+            return Some(Titled {
+                title: TITLE,
+                table: Table::new(&[("controller", Align::Left)]),
+                note: format!("Withheld: an audit failed at cycle {}.", failure.cycle).into(),
+            });
+        }
+    };
+    let left_out = what_if.failed.iter().filter_map(|(id, _)| ledger.request(*id));
+    let left_out: Vec<String> = left_out.map(|request| place(ledger, request)).collect();
+    let left_out = match left_out.is_empty() {
+        true => String::new(),
+        false => format!(" Left out, since an audit of it failed: turn {}.", left_out.join(", ")),
+    };
     let shown = if what_if.requests.len() > 1 { what_if.requests.len().min(SHOWN) } else { 0 };
     let mut titles = vec![
         ("controller".to_owned(), Align::Left),
@@ -288,8 +337,8 @@ fn what_if_table(ledger: &Ledger) -> Option<Titled> {
         table.row(cells);
     }
     Some(Titled {
-        title: "What if: the same replies with other controllers",
+        title: TITLE,
         table,
-        note: "On paper, with the run's own costs. `seen` is the part of the cycles whose outcome the run saw at their very place; the rest is inferred from the cycles that passed there or lie around it. The oracle knows what is accepted, and bounds them all. `≈` rests on costs between those that were measured.",
+        note: format!("On paper, with the run's own costs. `seen` is the part of the cycles whose outcome the run saw at their very place; the rest is inferred from the cycles that passed there or lie around it. The oracle knows what is accepted, and bounds them all. `≈` rests on the verify curve, or on costs between those that are known.{left_out}").into(),
     })
 }

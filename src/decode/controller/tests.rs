@@ -246,6 +246,36 @@ fn forwards_that_others_share_teach_acceptance_and_no_cost() {
 }
 
 #[test]
+fn shared_forwards_that_accept_nothing_are_not_tried_for_ever() {
+    let mut controller = adaptive(4);
+    for reply in 0..3 {
+        controller.start_reply();
+        let mut decisions = Vec::new();
+        for first in 0..400 {
+            let decision = controller.decide(first, 16);
+            let drafted = decision.depth;
+            controller.observe(&Outcome { depth: decision.depth, drafted, accepted: 0, took: None });
+            decisions.push(decision);
+        }
+        let drafting = decisions.iter().filter(|decision| decision.depth > 0).count();
+        assert!(drafting < 20, "reply {reply}: {drafting} of 400 steps drafted");
+        let parked = decisions.iter().filter(|decision| decision.reason == DepthReason::Parked).count();
+        assert!(parked > 350, "reply {reply}: parked for {parked}");
+        assert_eq!(parked_spans(&decisions)[..4], [8, 16, 32, 64]);
+    }
+    // What begins to be accepted is taken up again.
+    controller.start_reply();
+    let mut depths = Vec::new();
+    for first in 0..200 {
+        let decision = controller.decide(first, 16);
+        let (depth, drafted) = (decision.depth, decision.depth);
+        controller.observe(&Outcome { depth, drafted, accepted: drafted, took: None });
+        depths.push(depth);
+    }
+    assert!(depths[150..].iter().all(|depth| *depth > 0), "{depths:?}");
+}
+
+#[test]
 fn a_decision_carries_what_it_was_made_from() {
     let decode = Decode { curve: &MEASURED, acceptance: &|_, _| 0.95, offered: &|_| 16, noise: &quiet };
     let mut controller = adaptive(4);

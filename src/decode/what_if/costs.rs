@@ -5,12 +5,14 @@ use serde::Serialize;
 use crate::decode::economics::Costs;
 use crate::event::{Cycle, VerifyCurve};
 
-/// Costs of cycles by the tokens drafted, seconds: as the run's own cycles took, or as its verify curve and the time it drafts let expect, and a line
-/// through both elsewhere.
+/// Costs of cycles by the tokens drafted, seconds: as the run's own cycles took, or as its verify curve and what its cycles took beside their forwards
+/// let expect, and a line through both elsewhere.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CycleCosts {
     dense: f64,
     costs: Costs,
+    /// Tokens drafted in the cycles that were measured.
+    own: Vec<u32>,
 }
 
 impl CycleCosts {
@@ -26,19 +28,26 @@ impl CycleCosts {
         let widest = alone().map(|cycle| cycle.drafted).max().unwrap_or(0).min(64);
         let own = (1..=widest).filter_map(|drafted| Some((drafted, by_width(drafted)?)));
         let own: Vec<(u32, f64)> = own.collect();
-        // A curve measures forwards alone, at another moment: what was drafted comes on top, and it goes by the run's own ratio of the two.
+        // A curve measures forwards alone, at another moment: what else a cycle does comes on top, and the forward goes by the run's own dense step.
         let drafting = usual(
             alone().filter(|c| c.drafted > 0).map(|c| c.draft.seconds() / f64::from(c.drafted)).collect(),
         );
         let drafting = drafting.unwrap_or(0.0);
-        let of_curve =
-            |drafted: u32| Some(point(drafted + 1)? * dense / point(1)? + drafting * f64::from(drafted));
+        // Sampling, rollback and commit.
+        let beside = |c: &Cycle| {
+            Some(c.took()?.seconds() - c.draft.seconds() - c.verify?.seconds()).filter(|rest| *rest >= 0.0)
+        };
+        let rest = usual(alone().filter(|c| c.drafted > 0).filter_map(beside).collect()).unwrap_or(0.0);
+        let of_curve = |drafted: u32| {
+            Some(point(drafted + 1)? * dense / point(1)? + drafting * f64::from(drafted) + rest)
+        };
         let widths =
             curve.iter().flat_map(|curve| &curve.points).filter_map(|(width, _)| width.checked_sub(1));
         let known = |drafted: u32| own.iter().any(|(width, _)| *width == drafted);
         let of_curve = widths.filter(|d| *d > 0 && !known(*d)).filter_map(|d| Some((d, of_curve(d)?)));
         let costs = Costs::new([(0, dense)].into_iter().chain(of_curve).chain(own.iter().copied()));
-        (costs.points().len() > 1).then_some(CycleCosts { dense, costs })
+        let own = own.into_iter().map(|(drafted, _)| drafted).collect();
+        (costs.points().len() > 1).then_some(CycleCosts { dense, costs, own })
     }
 
     /// Seconds of a cycle in which `drafted` tokens are drafted.
@@ -56,9 +65,9 @@ impl CycleCosts {
         self.dense
     }
 
-    /// Whether the run measured it.
+    /// Whether the run's own cycles measured it. What rests on the verify curve did not.
     pub fn is_measured(&self, drafted: u32) -> bool {
-        self.costs.measured(drafted).is_some()
+        drafted == 0 || self.own.contains(&drafted)
     }
 }
 

@@ -142,9 +142,14 @@ fn a_curve_fills_in_what_no_cycle_measured() {
             "{drafted}: {}",
             costs.dense_steps(drafted)
         );
-        assert!(costs.is_measured(drafted));
+        // Only what cycles of the run took is measured.
+        assert_eq!(costs.is_measured(drafted), [0, 2].contains(&drafted));
     }
     assert!(!costs.is_measured(8));
+    // What cycles take to sample, roll back and commit is no part of a forward, and comes on top of the curve's.
+    let cycles = [Cycle { sample: Nanos(20), rollback: Nanos(70), commit: Nanos(10), ..cycle(1, 2, 2, 1) }];
+    let costs = CycleCosts::of(&cycles, Some(&curve), Some(1e-6)).unwrap();
+    assert!((costs.dense_steps(4) - (1.0 + 0.45 * 4.0 + 0.1)).abs() < 1e-9, "{}", costs.dense_steps(4));
 }
 
 use crate::event::VerifyCurve;

@@ -4,9 +4,12 @@ use serde::Serialize;
 
 use super::Speculation;
 use crate::config::{ControllerKind, DrafterKind};
-use crate::decode::economics::{Counters, CycleTime, Economics, ratio};
+use crate::decode::economics::{Counters, CycleTime, Economics, leviathan_tokens, ratio};
 use crate::event::{Identity, Nanos, RequestId};
 use crate::ledger::RequestFacts;
+
+/// Ordinary steps of its own from which a request's dense step is taken: of fewer a mean says little.
+const FEWEST_STEPS: u64 = 8;
 
 /// Where the time of a dense step comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -19,6 +22,8 @@ pub enum DenseSource {
     },
     /// A request that decoded without a drafter.
     Request(RequestId),
+    /// Ordinary steps of another request, one that drafted: between its cycles they are no dense decoding as a whole reply is.
+    StepsOf(RequestId),
     /// The verify curve's forward of one token, which is the target's alone.
     Curve,
 }
@@ -113,8 +118,13 @@ pub struct SpeculationAccount {
     pub ended: Option<String>,
     /// Time the drafter took to read the prompt, before the first token.
     pub priming: Option<Nanos>,
-    /// What was drafted, tested and accepted.
+    /// What was drafted, tested and accepted, as it was told.
     pub counters: Counters,
+    /// What of the counters cannot be; from such there follow no cost and no speed-up. `None` before the reply ended too.
+    pub problem: Option<String>,
+    /// Tokens per cycle that drafts of the same lengths let expect if every drafted token were accepted with the same probability, whatever came
+    /// before: what is measured departs from it as far as positions depend on one another.
+    pub independent_tokens_per_cycle: Option<f64>,
     /// Where the time of the cycles went; `None` where other sequences shared a forward, since a share is no measurement.
     pub time: Option<CycleTime>,
     /// Other sequences in a forward, at most.
@@ -151,6 +161,8 @@ impl SpeculationAccount {
             priming: start.map(|start| start.took),
             neighbours: cycles.iter().map(|cycle| cycle.neighbours).max().unwrap_or(0),
             parked_steps,
+            problem: request.output_tokens.and_then(|_| counters.problem()),
+            independent_tokens_per_cycle: independent_tokens(speculation, &counters),
             ms_per_token: request.ms_per_token().filter(|_| time.is_some()),
             experts: experts(speculation),
             audit: AuditVerdict::of(speculation),
@@ -171,21 +183,30 @@ impl SpeculationAccount {
         self
     }
 
-    /// The mean of the request's own ordinary steps. What was decoded outside of cycles is what decoding took in all less what cycles took.
+    /// The mean of the request's own ordinary steps, where there are enough of them. What was decoded outside of cycles is what decoding took in all
+    /// less what cycles took; what a zero cycle did for the drafter is no part of a dense step.
     fn own_dense_step(&self, request: &RequestFacts, speculation: &Speculation) -> Option<DenseStep> {
         let all = self.time?;
         let zero = CycleTime::of(speculation.cycles.iter().filter(|cycle| cycle.drafted == 0))?;
-        let outside = request.decode.zip(self.parked_steps).filter(|(_, steps)| *steps > 0);
+        let zero =
+            [zero.verify, zero.sample, zero.commit].iter().fold(0u64, |sum, t| sum.saturating_add(t.0));
+        let outside = request.decode_alone().zip(self.parked_steps).filter(|(_, steps)| *steps > 0);
         let (outside_ns, steps) =
             outside.map_or((0, 0), |(decode, steps)| (decode.0.saturating_sub(all.total().0), steps));
-        let steps = steps + self.counters.zero_cycles;
-        let ms = ratio(zero.total().0.saturating_add(outside_ns) as f64 / 1e6, steps as f64)?;
-        (ms > 0.0).then_some(DenseStep { ms, from: DenseSource::Own { steps } })
+        let steps = steps.saturating_add(self.counters.zero_cycles);
+        let ms = ratio(zero.saturating_add(outside_ns) as f64 / 1e6, steps as f64)?;
+        (ms > 0.0 && steps >= FEWEST_STEPS).then_some(DenseStep { ms, from: DenseSource::Own { steps } })
     }
 
-    /// The dense step that costs are counted in.
+    /// Whether figures may follow from it: no audit failed, and its counters can be.
+    pub fn is_sound(&self) -> bool {
+        self.audit.failure().is_none() && self.problem.is_none()
+    }
+
+    /// The dense step that costs are counted in. Beside the time of a cycle it tells a speed-up, so it is withheld where an audit failed or the
+    /// counters cannot be.
     pub fn dense(&self) -> Option<DenseStep> {
-        self.dense
+        self.dense.filter(|_| self.is_sound())
     }
 
     /// Tokens per cycle.
@@ -203,23 +224,36 @@ impl SpeculationAccount {
         self.economics.ms_per_cycle
     }
 
-    /// What a cycle costs in dense steps, which is also the tokens per cycle at which it breaks even.
+    /// What a cycle costs in dense steps, which is also the tokens per cycle at which it breaks even; withheld as [`Self::dense`] is.
     pub fn cost_ratio(&self) -> Option<f64> {
-        self.economics.cost_ratio
+        self.economics.cost_ratio.filter(|_| self.is_sound())
+    }
+
+    /// Whether a cycle gives more tokens than it costs dense steps; withheld as [`Self::dense`] is.
+    pub fn pays(&self) -> Option<bool> {
+        self.economics.pays().filter(|_| self.is_sound())
     }
 
     /// The speed-up of decoding that the identities predict: inner `None` where something of it is not known, the failure where an audit failed.
     pub fn speed_up(&self) -> Result<Option<f64>, &AuditFailure> {
-        self.audit.allow(self.economics.predicted_speedup())
+        self.audit.allow(self.economics.predicted_speedup().filter(|_| self.is_sound()))
     }
 
-    /// How much faster than a dense step a token of the reply came: the failure where an audit failed. Measured against another request's
-    /// steps only; the request's own are part of its reply.
+    /// How much faster than a dense step a token of the reply came: the failure where an audit failed. Measured against a
+    /// request that decoded without a drafter only: the request's own steps are part of its reply, and another's between cycles are no dense reply.
     pub fn measured_speed_up(&self) -> Result<Option<f64>, &AuditFailure> {
-        let dense = self.dense.filter(|dense| matches!(dense.from, DenseSource::Request(_)));
+        let dense = self.dense().filter(|dense| matches!(dense.from, DenseSource::Request(_)));
         let measured = dense.zip(self.ms_per_token).and_then(|(dense, own)| ratio(dense.ms, own));
         self.audit.allow(measured)
     }
+}
+
+/// See [`SpeculationAccount::independent_tokens_per_cycle`].
+fn independent_tokens(speculation: &Speculation, counters: &Counters) -> Option<f64> {
+    let acceptance = counters.accepted_of_tested().filter(|acceptance| *acceptance <= 1.0)?;
+    let deepest = crate::config::SpeculationConfig::MAX_DEPTH;
+    let expected = speculation.cycles.iter().map(|c| leviathan_tokens(acceptance, c.drafted.min(deepest)));
+    ratio(expected.sum(), counters.cycles as f64)
 }
 
 fn experts(speculation: &Speculation) -> Option<ExpertsPerForward> {
@@ -231,9 +265,15 @@ fn experts(speculation: &Speculation) -> Option<ExpertsPerForward> {
 }
 
 impl RequestFacts {
-    /// Milliseconds a token of the reply took to decode, as `decode` counts it; `None` before it ended.
+    /// Time its decoding took; `None` before it ended, and where other sequences shared a forward of it, since a share is no measurement.
+    pub fn decode_alone(&self) -> Option<Nanos> {
+        self.decode.filter(|_| self.shared_forwards.unwrap_or(0) == 0)
+    }
+
+    /// Milliseconds a token of the reply took to decode; `None` as [`Self::decode_alone`] is.
     pub fn ms_per_token(&self) -> Option<f64> {
-        let ms = crate::decode::economics::decode_ms_per_token(self.decode?.seconds(), self.output_tokens?)?;
+        let took = self.decode_alone()?.seconds();
+        let ms = crate::decode::economics::decode_ms_per_token(took, self.output_tokens?)?;
         (ms > 0.0).then_some(ms)
     }
 

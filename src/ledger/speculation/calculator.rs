@@ -45,10 +45,12 @@ impl PredictionCheck {
     }
 }
 
-/// The dense step of a request that nothing was drafted in, or that of a speculative one's own ordinary steps.
+/// The dense step of a request that nothing was drafted in, or that of a speculative one's own ordinary steps; `None` where others shared forwards.
 fn dense_step(request: &RequestFacts) -> Option<DenseStep> {
     match request.speculation_account() {
-        Some(account) if account.counters.cycles > 0 => account.dense(),
+        Some(account) if account.counters.cycles > 0 => {
+            Some(DenseStep { from: DenseSource::StepsOf(request.id), ..account.dense()? })
+        }
         _ => Some(DenseStep { ms: request.ms_per_token()?, from: DenseSource::Request(request.id) }),
     }
 }
@@ -70,7 +72,7 @@ impl Prediction {
     /// Whether it held for another request with the same drafter, against the same dense step.
     pub fn check(&self, dense: &RequestFacts, later: &RequestFacts) -> Option<PredictionCheck> {
         let account = later.speculation_account()?;
-        let own = account.audit.allow(account.ms_per_token).ok().flatten()?;
+        let own = account.ms_per_token.filter(|_| account.is_sound())?;
         let measured = crate::decode::economics::ratio(dense_step(dense)?.ms, own)?;
         let error = crate::decode::economics::prediction_error(self.speed_up, measured)?;
         Some(PredictionCheck { request: later.id, measured, error, held: error.abs() <= HELD_WITHIN })
@@ -101,7 +103,7 @@ impl Ledger {
         later.filter_map(|request| prediction.check(dense, request)).collect()
     }
 
-    /// The account of a request; where it has no ordinary steps of its own, against those of the nearest request in its lane's history that has, one
+    /// The account of a request; where it has too few ordinary steps of its own, against those of the nearest request in its lane's history that has, one
     /// that nothing was drafted in before others; or else against the verify curve.
     pub fn speculation_account(&self, id: RequestId) -> Option<SpeculationAccount> {
         let request = self.request(id)?;
@@ -112,8 +114,7 @@ impl Ledger {
         let history = self.history(request.lane);
         let near = history.iter().filter(|other| other.id != id).filter_map(|other| {
             let drafted = other.speculation.as_ref().is_some_and(|told| !told.cycles.is_empty());
-            let step = DenseStep { from: DenseSource::Request(other.id), ..dense_step(other)? };
-            Some(((drafted, other.id.0.abs_diff(id.0)), step))
+            Some(((drafted, other.id.0.abs_diff(id.0)), dense_step(other)?))
         });
         let nearest = near.min_by_key(|(distance, _)| *distance).map(|(_, step)| step);
         let curve = request.speculation.as_ref().and_then(|told| told.curve.as_ref());

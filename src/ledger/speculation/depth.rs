@@ -16,7 +16,7 @@ pub struct DepthCost {
     pub cycles: u64,
     /// What such a cycle costs in dense steps.
     pub cost: f64,
-    /// Whether it was measured; otherwise it lies on a line through what was.
+    /// Whether cycles measured it; otherwise it rests on the verify curve, or lies on a line through what is known.
     pub measured: bool,
     /// Tokens it is expected to give by acceptance at each position; `None` where a position was never tested.
     pub gives: Option<f64>,
@@ -59,9 +59,10 @@ impl RequestFacts {
         Some(DepthCosts { depths: (0..=widest).map(one).collect(), best, best_rate })
     }
 
-    /// What its cycles cost by width, for what-if replays; `None` where the cost of a dense step or of every other width is not known.
+    /// What its cycles cost by width, for what-if replays; `None` where the cost of a dense step or of every other width is not known, and where an
+    /// audit failed or the counters cannot be.
     pub fn cycle_costs(&self, account: &SpeculationAccount) -> Option<CycleCosts> {
-        let speculation = self.speculation.as_deref()?;
+        let speculation = self.speculation.as_deref().filter(|_| account.is_sound())?;
         let dense_s = account.dense().map(|dense| dense.ms / 1e3);
         CycleCosts::of(&speculation.cycles, speculation.curve.as_ref(), dense_s)
     }

@@ -45,11 +45,12 @@ fn cycle(first: u64, drafted: u32, accepted: u32) -> Cycle {
 struct Told {
     ledger: Ledger,
     seq: u64,
+    shared_forwards: Option<u64>,
 }
 
 impl Told {
     fn new() -> Told {
-        Told { ledger: Ledger::new(), seq: 0 }
+        Told { ledger: Ledger::new(), seq: 0, shared_forwards: None }
     }
 
     fn tell(&mut self, id: u64, body: Body) {
@@ -90,7 +91,7 @@ impl Told {
                 output_sha256,
                 text,
                 took,
-                shared_forwards: None,
+                shared_forwards: self.shared_forwards,
             },
         );
     }
@@ -108,17 +109,17 @@ fn cycles() -> Vec<Cycle> {
 #[test]
 fn an_account_is_kept_in_the_requests_own_dense_steps() {
     let mut told = Told::new();
-    told.reply(1, &cycles(), &["x"; 11], 6.0 + 3.0);
+    told.reply(1, &cycles(), &["x"; 16], 6.0 + 8.0);
     let account = told.account(1);
     assert_eq!((account.counters.cycles, account.counters.drafted, account.counters.accepted), (3, 6, 4));
     assert_eq!(account.counters.problem(), None);
-    assert_eq!(account.parked_steps, Some(3));
+    assert_eq!((account.parked_steps, account.problem.as_deref()), (Some(8), None));
     let dense = account.dense().unwrap();
-    assert_eq!((dense.from, dense.ms), (DenseSource::Own { steps: 3 }, 1.0));
+    assert_eq!((dense.from, dense.ms), (DenseSource::Own { steps: 8 }, 1.0));
     assert_eq!((account.tokens_per_cycle(), account.cost_ratio()), (Some(7.0 / 3.0), Some(2.0)));
-    assert_eq!(account.share(), Some(7.0 / 11.0));
-    // Decoding made 10 tokens: 7 in cycles that cost 6 dense steps, and 3 more in as many.
-    let expected = 10.0 / (6.0 + 3.0);
+    assert_eq!(account.share(), Some(7.0 / 16.0));
+    // Decoding made 15 tokens: 7 in cycles that cost 6 dense steps, and 8 more in as many.
+    let expected = 15.0 / (6.0 + 8.0);
     assert!((account.speed_up().unwrap().unwrap() - expected).abs() < 1e-12);
     assert_eq!(account.time.unwrap().total(), Nanos(6 * STEP));
     assert_eq!(account.priming, Some(Nanos(STEP / 2)));
@@ -127,7 +128,7 @@ fn an_account_is_kept_in_the_requests_own_dense_steps() {
     let spec = &row["spec"];
     assert_eq!(
         (&spec["drafter"], &spec["depth_max"], &spec["parked"]),
-        (&"ngram".into(), &3.into(), &3.into())
+        (&"ngram".into(), &3.into(), &8.into())
     );
     assert_eq!(spec["accepted_per_position"][0], serde_json::json!({ "tested": 3, "accepted": 2 }));
     assert_eq!((&spec["cost_ratio"], &spec["break_even"]), (&2.0.into(), &2.0.into()));
@@ -161,13 +162,13 @@ fn after_a_failed_audit_no_speed_up_is_shown_only_the_failure() {
     for cycle in &mut audited {
         cycle.audit = audit(true, None);
     }
-    told.reply(1, &audited, &["x"; 11], 9.0);
+    told.reply(1, &audited, &["x"; 16], 14.0);
     assert_eq!(told.account(1).audit, AuditVerdict::Passed { cycles: 3, how: Identity::Bitwise });
     assert!(told.account(1).speed_up().unwrap().is_some());
     assert!(told.ledger.what_if().unwrap().is_ok());
 
     audited[1].audit = audit(false, Some("the recurrent state that was kept"));
-    told.reply(2, &audited, &["x"; 11], 9.0);
+    told.reply(2, &audited, &["x"; 16], 14.0);
     let account = told.account(2);
     let failure = account.speed_up().unwrap_err();
     assert_eq!((failure.cycle, failure.first), (2, 5));
@@ -180,7 +181,13 @@ fn after_a_failed_audit_no_speed_up_is_shown_only_the_failure() {
         (&row["spec"]["audit"]["verdict"], &row["spec"]["audit"]["cycle"]),
         (&"failed".into(), &2.into())
     );
-    assert!(told.ledger.what_if().unwrap().is_err());
+    assert!(row["spec"]["cost_ratio"].is_null() && row["spec"]["dense_step"].is_null());
+    assert_eq!((account.cost_ratio(), account.pays(), account.dense()), (None, None, None));
+    assert!(told.ledger.request(RequestId(2)).unwrap().depth_costs(&account).is_none());
+    // On paper the other reply is decoded again, and this one is left out.
+    let what_if = told.ledger.what_if().unwrap().unwrap();
+    assert_eq!((what_if.requests, what_if.failed[0].0), (vec![RequestId(1)], RequestId(2)));
+    assert!(told.ledger.what_if_of(&[RequestId(2)]).unwrap().is_err());
     assert!(told.ledger.prediction(RequestId(1), RequestId(2)).unwrap().is_err());
     assert!(crate::report::speculation_text(&told.ledger).contains("FAILED at cycle 2"));
 }
@@ -197,6 +204,21 @@ fn what_other_sequences_shared_is_no_measurement() {
     assert_eq!((account.speed_up(), account.ms_per_token), (Ok(None), None));
     let row = serde_json::to_value(&told.ledger.rows()[0]).unwrap();
     assert!(row["spec"]["verify_s"].is_null() && row["spec"]["cost_ratio"].is_null());
+
+    // So are the steps of a reply without a drafter, and those outside of cycles.
+    let shared = |told: &mut Told, id: u64, cycles: &[Cycle], tokens: &[&str], steps: f64| {
+        told.shared_forwards = Some(1);
+        told.reply(id, cycles, tokens, steps);
+        told.shared_forwards = None;
+    };
+    let mut told = Told::new();
+    shared(&mut told, 1, &[], &["x"; 9], 8.0);
+    shared(&mut told, 2, &cycles(), &["x"; 16], 14.0);
+    assert_eq!(told.ledger.request(RequestId(1)).unwrap().ms_per_token(), None);
+    let account = told.account(2);
+    assert_eq!((account.dense(), account.ms_per_token, account.cost_ratio()), (None, None, None));
+    assert_eq!(account.measured_speed_up(), Ok(None));
+    assert_eq!(told.ledger.prediction(RequestId(1), RequestId(2)), None);
 }
 
 #[test]
@@ -223,6 +245,55 @@ fn two_requests_predict_and_later_ones_show_whether_it_held() {
 }
 
 #[test]
+fn steps_between_another_requests_cycles_are_no_dense_reply() {
+    let mut told = Told::new();
+    told.reply(1, &cycles(), &["x"; 16], 6.0 + 8.0);
+    // Its own steps are too few, so those of the first serve; nothing is measured against them.
+    told.reply(2, &cycles(), &["x"; 11], 6.0 + 9.0);
+    let account = told.account(2);
+    assert_eq!(account.dense(), Some(DenseStep { ms: 1.0, from: DenseSource::StepsOf(RequestId(1)) }));
+    assert_eq!((account.cost_ratio(), account.measured_speed_up()), (Some(2.0), Ok(None)));
+    // A whole dense reply comes before them, however far.
+    told.reply(9, &[], &["x"; 5], 4.0);
+    assert_eq!(told.account(2).dense().unwrap().from, DenseSource::Request(RequestId(9)));
+    assert!(told.account(2).measured_speed_up().unwrap().is_some());
+    assert_eq!(told.account(1).dense().unwrap().from, DenseSource::Own { steps: 8 });
+}
+
+#[test]
+fn what_a_zero_cycle_did_for_the_drafter_is_no_dense_step() {
+    let mut told = Told::new();
+    let zero = |first| Cycle {
+        draft: Nanos(STEP),
+        verify: Some(Nanos(STEP)),
+        sample: Nanos(STEP / 4),
+        rollback: Nanos(STEP),
+        commit: Nanos(STEP / 4),
+        ..cycle(first, 0, 0)
+    };
+    let mut all = cycles();
+    all.extend((8..16).map(zero));
+    told.reply(1, &all, &["x"; 16], 6.0 + 8.0 * 3.5);
+    let dense = told.account(1).dense().unwrap();
+    assert_eq!((dense.from, dense.ms), (DenseSource::Own { steps: 8 }, 1.5));
+}
+
+#[test]
+fn counters_that_cannot_be_are_told_and_nothing_follows_from_them() {
+    let mut told = Told::new();
+    let mut cycles = cycles();
+    cycles[1].accepted = 4;
+    told.reply(1, &cycles, &["x"; 30], 30.0);
+    let account = told.account(1);
+    assert_eq!(account.counters.accepted, 8);
+    assert!(account.problem.as_ref().unwrap().contains("accepted"));
+    assert_eq!((account.cost_ratio(), account.speed_up(), account.dense()), (None, Ok(None), None));
+    assert!(crate::report::speculation_text(&told.ledger).contains("CANNOT BE"));
+    let row = serde_json::to_value(&told.ledger.rows()[0]).unwrap();
+    assert!(row["spec"]["counters_problem"].is_string());
+}
+
+#[test]
 fn a_draft_counts_for_the_kind_of_text_it_was_tested_in() {
     let mut told = Told::new();
     let tokens = ["So: ", "{", "\"path", "\"", ": ", "\"src", "/ab.rs", "\"", "}", " ok"];
@@ -243,7 +314,7 @@ fn a_draft_counts_for_the_kind_of_text_it_was_tested_in() {
 #[test]
 fn the_curve_fills_in_depths_and_the_optimum_is_predicted() {
     let mut told = Told::new();
-    told.reply(1, &cycles(), &["x"; 11], 9.0);
+    told.reply(1, &cycles(), &["x"; 16], 14.0);
     let request = |told: &Told| told.ledger.request(RequestId(1)).unwrap().clone();
     let costs = request(&told).depth_costs(&told.account(1)).unwrap();
     assert_eq!(costs.depths.iter().map(|depth| depth.cost).collect::<Vec<_>>(), [1.0, 1.5, 2.0, 2.5]);
@@ -253,7 +324,7 @@ fn the_curve_fills_in_depths_and_the_optimum_is_predicted() {
     assert!((costs.best_rate - (5.0 / 3.0) / 1.5).abs() < 1e-12);
     assert!((costs.depths[3].gives.unwrap() - 7.0 / 3.0).abs() < 1e-12);
     let points = (1..=8).map(|width| (width, Nanos(STEP * u64::from(width)))).collect();
-    told.tell(1, Body::VerifyCurve(Box::new(VerifyCurve { context_tokens: 111, points, repeats: 5 })));
+    told.tell(1, Body::VerifyCurve(Box::new(VerifyCurve { context_tokens: 116, points, repeats: 5 })));
     let costs = request(&told).depth_costs(&told.account(1)).unwrap();
     assert_eq!(costs.depths.len(), 8);
     assert_eq!((costs.depths[3].cost, costs.depths[3].cycles, costs.depths[5].cycles), (2.5, 1, 0));
@@ -263,18 +334,18 @@ fn the_curve_fills_in_depths_and_the_optimum_is_predicted() {
 #[test]
 fn replies_are_decoded_again_on_paper() {
     let mut told = Told::new();
-    told.reply(1, &cycles(), &["x"; 11], 9.0);
+    told.reply(1, &cycles(), &["x"; 16], 14.0);
     told.reply(2, &cycles(), &["x"; 8], 6.0);
     let what_if = told.ledger.what_if().unwrap().unwrap();
     assert_eq!(what_if.requests, [RequestId(1), RequestId(2)]);
-    assert!((what_if.recorded_s.unwrap() - 0.015).abs() < 1e-12);
+    assert!((what_if.recorded_s.unwrap() - 0.020).abs() < 1e-12);
     let of = |policy| {
         let (_, replayed) = what_if.policies.iter().find(|(p, _)| *p == policy).unwrap();
         WhatIf::sum(replayed)
     };
     use crate::decode::what_if::Policy;
-    assert!((of(Policy::Recorded).seconds - 0.015).abs() < 1e-9);
-    assert_eq!((of(Policy::Fixed(0)).speed_up(), of(Policy::Fixed(0)).tokens), (Some(1.0), 17));
+    assert!((of(Policy::Recorded).seconds - 0.020).abs() < 1e-9);
+    assert_eq!((of(Policy::Fixed(0)).speed_up(), of(Policy::Fixed(0)).tokens), (Some(1.0), 22));
     for (policy, replayed) in &what_if.policies {
         assert!(of(Policy::Oracle).seconds <= WhatIf::sum(replayed).seconds + 1e-12, "{policy:?}");
     }
