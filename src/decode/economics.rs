@@ -244,6 +244,11 @@ pub fn cost_ratio(ms_per_cycle: f64, dense_ms_per_token: f64) -> Option<f64> {
     ratio(ms_per_cycle, dense_ms_per_token)
 }
 
+/// How much faster decoding was than dense decoding, measured: both are of the tokens after the first.
+pub fn measured_speedup(dense_ms_per_token: f64, ms_per_token: f64) -> Option<f64> {
+    ratio(dense_ms_per_token, ms_per_token)
+}
+
 /// The speed-up of decoding that counters and a cost predict: `1 / (share / (tokens_per_cycle / cost_ratio) + 1 − share)`. What cycles gave is
 /// faster by the tokens they give for their cost; the rest takes dense steps.
 pub fn predicted_speedup(share: f64, tokens_per_cycle: f64, cost_ratio: f64) -> Option<f64> {
@@ -308,15 +313,19 @@ impl Economics {
     /// Of counters, the time of all cycles, and the time of a dense step.
     pub fn of(counters: &Counters, cycles_ms: Option<f64>, dense_ms_per_token: Option<f64>) -> Economics {
         let ms_per_cycle = cycles_ms.and_then(|ms| ratio(ms, counters.cycles as f64));
-        let cost_ratio = ms_per_cycle.zip(dense_ms_per_token).and_then(|(ms, dense)| cost_ratio(ms, dense));
-        Economics {
+        let gave = Economics {
             tokens_per_cycle: counters.tokens_per_cycle(),
             share: counters.share(),
             decoded_share: counters.decoded_share(),
-            ms_per_cycle,
-            dense_ms_per_token,
-            cost_ratio,
-        }
+            ..Economics::default()
+        };
+        gave.costing(ms_per_cycle, dense_ms_per_token)
+    }
+
+    /// The same cycles at a cost.
+    fn costing(self, ms_per_cycle: Option<f64>, dense_ms_per_token: Option<f64>) -> Economics {
+        let cost_ratio = ms_per_cycle.zip(dense_ms_per_token).and_then(|(ms, dense)| cost_ratio(ms, dense));
+        Economics { ms_per_cycle, dense_ms_per_token, cost_ratio, ..self }
     }
 
     /// Whether a cycle gives more tokens than it costs dense steps.

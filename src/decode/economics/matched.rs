@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Counters, Economics, ratio};
+use super::{Counters, Economics, measured_speedup, ratio};
 use crate::compare::Spread;
 
 /// What one run of a reply measured.
@@ -46,19 +46,19 @@ impl Matched {
             Spread::of(runs.iter().map(figure))
         }
         let median = |figure: fn(&MatchedRun) -> Option<f64>| Some(over(speculative, figure)?.median);
-        let faster = |before: Option<Spread>, after: Option<Spread>| ratio(before?.median, after?.median);
+        let faster =
+            |before: Option<Spread>, after: Option<Spread>| measured_speedup(before?.median, after?.median);
         let [dense_ms, ms] = [dense, speculative].map(|runs| over(runs, |run| run.ms_per_token));
         let [dense_all, all] = [dense, speculative].map(|runs| over(runs, |run| run.end_to_end_s));
         let dense_ms_per_token = dense_ms.map(|spread| spread.median);
         let ms_per_cycle = median(|run| ratio(run.cycles_ms?, run.counters.cycles as f64));
-        let economics = Economics {
+        let gave = Economics {
             tokens_per_cycle: median(|run| run.counters.tokens_per_cycle()),
             share: median(|run| run.counters.share()),
             decoded_share: median(|run| run.counters.decoded_share()),
-            ms_per_cycle,
-            dense_ms_per_token,
-            cost_ratio: ms_per_cycle.zip(dense_ms_per_token).and_then(|(ms, dense)| ratio(ms, dense)),
+            ..Economics::default()
         };
+        let economics = gave.costing(ms_per_cycle, dense_ms_per_token);
         Matched {
             dense_ms_per_token: dense_ms,
             ms_per_token: ms,

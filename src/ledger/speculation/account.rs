@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::Speculation;
 use crate::config::{ControllerKind, DrafterKind};
-use crate::decode::economics::{Counters, CycleTime, Economics, leviathan_tokens, ratio};
+use crate::decode::economics::{Counters, CycleTime, Economics, leviathan_tokens, measured_speedup, ratio};
 use crate::event::{Identity, Nanos, RequestId};
 use crate::ledger::RequestFacts;
 
@@ -243,7 +243,7 @@ impl SpeculationAccount {
     /// request that decoded without a drafter only: the request's own steps are part of its reply, and another's between cycles are no dense reply.
     pub fn measured_speed_up(&self) -> Result<Option<f64>, &AuditFailure> {
         let dense = self.dense().filter(|dense| matches!(dense.from, DenseSource::Request(_)));
-        let measured = dense.zip(self.ms_per_token).and_then(|(dense, own)| ratio(dense.ms, own));
+        let measured = dense.zip(self.ms_per_token).and_then(|(dense, own)| measured_speedup(dense.ms, own));
         self.audit.allow(measured)
     }
 }

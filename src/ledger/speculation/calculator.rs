@@ -73,7 +73,7 @@ impl Prediction {
     pub fn check(&self, dense: &RequestFacts, later: &RequestFacts) -> Option<PredictionCheck> {
         let account = later.speculation_account()?;
         let own = account.ms_per_token.filter(|_| account.is_sound())?;
-        let measured = crate::decode::economics::ratio(dense_step(dense)?.ms, own)?;
+        let measured = crate::decode::economics::measured_speedup(dense_step(dense)?.ms, own)?;
         let error = crate::decode::economics::prediction_error(self.speed_up, measured)?;
         Some(PredictionCheck { request: later.id, measured, error, held: error.abs() <= HELD_WITHIN })
     }
