@@ -235,7 +235,9 @@ fn cell(kind: Kind, way: Way, samples: &[Sample], cold: &[Cold], first: Option<&
         deviation: deviation.filter(|_| identical),
         reason: off.and_then(|_| why_off(&splits()?)),
         whole,
-        first: first.filter(|_| identical && way.depth.is_none()).and_then(Sample::measured),
+        first: first
+            .filter(|first| identical && way.depth.is_none() && first.own.counters.drafted > 0)
+            .and_then(Sample::measured),
         priming_s: Spread::of(cold().map(|cold| cold.priming_s)),
         identical,
         ended: samples.iter().find_map(|sample| sample.own.ended.clone()),
