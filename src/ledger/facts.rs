@@ -278,6 +278,8 @@ impl RequestFacts {
     pub(super) fn lasting(&self) -> RequestFacts {
         let mut facts = self.clone();
         (facts.shrunk, facts.device_memory, facts.tier) = (None, None, None);
+        // Who decodes beside whom depends on how fast each got there.
+        facts.shared_forwards = None;
         facts.arrived_at = Stamp::default();
         for time in
             [&mut facts.queued, &mut facts.prefill, &mut facts.ttft, &mut facts.decode, &mut facts.took]

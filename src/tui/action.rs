@@ -460,7 +460,7 @@ pub static ACTIONS: &[Action] = &[
         .when(can_explore),
     look(ActionId::Weigh, &[ch('u')], "weigh the request in the calculator of the verify view")
         .when(can_weigh),
-    look(ActionId::Sheet, &[ch('w')], "verify: all figures below each other, to scroll; again, the cycles"),
+    look(ActionId::Sheet, &[ch('w')], "verify: all its figures, to scroll; again, the cycles"),
     look(ActionId::View(Pane::Session), &[ch('1')], "session: one row a request"),
     look(ActionId::View(Pane::Checkpoint), &[ch('2')], "checkpoint: where it stands, over the requests"),
     look(ActionId::View(Pane::Request), &[ch('3')], "request: which tokens were lost, and why"),

@@ -291,9 +291,15 @@ const HYBRIDS: [&str; 3] = ["scarp", "parity-odd-hybrid", "parity-odd-moe"];
 #[test]
 fn greedy_replies_state_and_logits_are_those_of_ordinary_decoding_for_any_lookup_depth_and_neighbour() {
     for model in HYBRIDS.into_iter().chain(["parity-qwen3-q4"]) {
-        let run = |way| Setting::of(of(model, DeviceSetting::Cpu, way)).run(session);
+        let run = |way| {
+            let mut setting = Setting::of(of(model, DeviceSetting::Cpu, way));
+            if !HYBRIDS.contains(&model) {
+                setting.ground.budget.slot_bytes = 0;
+            }
+            setting.run(session)
+        };
         let ordinary = run(ORDINARY);
-        assert!(ordinary.cycles().is_empty());
+        assert!(ordinary.cycles().is_empty() && ordinary.replies.values().all(|reply| !reply.is_empty()));
         for way in [
             fixed(DrafterKind::Ngram, 1),
             fixed(DrafterKind::Ngram, 4),
@@ -303,7 +309,7 @@ fn greedy_replies_state_and_logits_are_those_of_ordinary_decoding_for_any_lookup
             let came = run(way);
             let what = format!("{model} {way:?}");
             assert_same(&came, &ordinary, &what);
-            assert!(came.drafted() > 0 || model == "parity-qwen3-q4", "{what}: nothing was drafted");
+            assert!(came.drafted() > 0, "{what}: nothing was drafted");
             let must = model == "scarp" && way.controller == ControllerKind::Fixed;
             assert!(!must || came.accepted() > 0, "{what}: nothing was accepted");
             let restored = restores(&came.events).iter().filter(|r| r.checkpoint_tokens > 0).count();
