@@ -5,6 +5,7 @@ pub mod compare;
 pub mod debt;
 pub mod divergence;
 pub mod events;
+mod flow;
 pub mod log;
 mod plot;
 pub mod request;

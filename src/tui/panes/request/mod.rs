@@ -11,14 +11,15 @@ use std::ops::RangeInclusive;
 
 use ratatui::layout::Rect;
 use ratatui::style::Style;
-use ratatui::text::{Line, Span};
+use ratatui::text::Line;
 
+use super::flow::{NAMES, flow};
 use crate::event::{BlockFact, Nanos, Restore, Segment, SsdRead};
 use crate::ledger::RequestFacts;
 use crate::tui::app::{Model, Pane};
 use crate::tui::panes::verify::shared_forwards;
 use crate::tui::sections::{Section, allot};
-use crate::tui::text::{duration, kilo, left, thousands};
+use crate::tui::text::{duration, kilo, thousands};
 use crate::tui::theme::Tone;
 use crate::tui::view::Canvas;
 use crate::tui::{memory, tier};
@@ -28,9 +29,6 @@ use scale::{Scale, nice_step, ruler};
 pub(in crate::tui) use sparse::{Kept, kept_of};
 pub(in crate::tui) use waterfall::culprit_words;
 use waterfall::loss_look;
-
-/// Columns of the row names on the left.
-const NAMES: usize = 11;
 
 /// Draws the pane.
 pub fn draw(canvas: &mut Canvas<'_>, model: &Model, area: Rect) {
@@ -345,30 +343,6 @@ fn ssd_words(read: SsdRead) -> String {
         [count(blocks, "block"), count(snapshots, "snapshot")].into_iter().flatten().collect();
     let (bytes, took) = (crate::tui::text::bytes(bytes), duration(Some(took)));
     format!("{} from SSD: {bytes} in {took}  ", what.join(", "))
-}
-
-/// Groups of spans on as many lines as they need, at least one, behind the row's name.
-fn flow(
-    canvas: &Canvas<'_>,
-    name: &str,
-    groups: impl IntoIterator<Item = Vec<Span<'static>>>,
-    width: usize,
-) -> Vec<Line<'static>> {
-    let mut lines = vec![vec![canvas.span(left(name, NAMES), Tone::Dim)]];
-    let mut used = NAMES;
-    for group in groups {
-        // The two blanks that end a group may hang over the edge.
-        let size: usize = group.iter().map(Span::width).sum();
-        if used + size > width + 2 && used > NAMES {
-            lines.push(vec![canvas.span(" ".repeat(NAMES), Tone::Dim)]);
-            used = NAMES;
-        }
-        used += size;
-        if let Some(line) = lines.last_mut() {
-            line.extend(group);
-        }
-    }
-    lines.into_iter().map(Line::from).collect()
 }
 
 fn cell_of(area: Rect, column: usize, row: usize) -> Option<Rect> {

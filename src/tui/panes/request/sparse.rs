@@ -4,6 +4,7 @@
 use ratatui::layout::Rect;
 use ratatui::text::Line;
 
+use super::super::flow::Group;
 use super::{Drawing, NAMES, flow};
 use crate::event::{Scored, SparseAdmission, SparseVerdict};
 use crate::tui::sparse::{fraction, rescore_price, setting, start_words, verdict_words};
@@ -105,8 +106,6 @@ impl Drawing<'_> {
         lines
     }
 }
-
-type Group = Vec<ratatui::text::Span<'static>>;
 
 fn admission_groups(canvas: &Canvas<'_>, admission: &SparseAdmission) -> Vec<Group> {
     let settings = &admission.settings;

@@ -10,8 +10,9 @@ mod summary;
 mod what_if;
 
 use ratatui::layout::Rect;
-use ratatui::text::{Line, Span};
+use ratatui::text::Line;
 
+use super::flow::{Group, NAMES, flow};
 use crate::config::DrafterKind;
 use crate::event::Identity;
 use crate::ledger::RequestFacts;
@@ -26,11 +27,6 @@ pub(in crate::tui) use figures::{Figures, shared_forwards};
 
 /// The narrowest pane in which cycles stand beside the figures.
 const BESIDE: u16 = 110;
-/// Columns of the row names on the left.
-const NAMES: usize = 11;
-
-type Group = Vec<Span<'static>>;
-
 /// What the pane's title says: the request, its drafter, and what the device promises.
 pub(super) fn title_note(model: &Model, room: usize) -> String {
     let Some(request) = model.selected() else { return String::new() };
@@ -299,30 +295,6 @@ fn put_lines(canvas: &mut Canvas<'_>, area: Rect, lines: &[Line<'static>]) {
     for (row, line) in lines.iter().enumerate().take(usize::from(area.height)) {
         canvas.line(area, row, line);
     }
-}
-
-/// Groups of spans on as many lines as they need, at least one, behind the row's name.
-fn flow(
-    canvas: &Canvas<'_>,
-    name: &str,
-    groups: impl IntoIterator<Item = Group>,
-    width: usize,
-) -> Vec<Line<'static>> {
-    let mut lines = vec![vec![canvas.span(text::left(name, NAMES), Tone::Dim)]];
-    let mut used = NAMES;
-    for group in groups {
-        // The two blanks that end a group may hang over the edge.
-        let size: usize = group.iter().map(Span::width).sum();
-        if used + size > width + 2 && used > NAMES {
-            lines.push(vec![canvas.span(" ".repeat(NAMES), Tone::Dim)]);
-            used = NAMES;
-        }
-        used += size;
-        if let Some(line) = lines.last_mut() {
-            line.extend(group);
-        }
-    }
-    lines.into_iter().map(Line::from).collect()
 }
 
 /// `1.37`; `≈1.37` where it was not measured; `–` where nobody knows.
