@@ -1,14 +1,17 @@
 //! What executors that stand between the engine and a real one leave to it.
 
-/// The methods of [`Executor`](crate::device::Executor) about state at rest, left to the field `inner`.
+/// The methods of [`Executor`](crate::device::Executor) about state at rest, left to the field `inner`; `but rewind` leaves out that one.
 macro_rules! delegate_state {
     () => {
-        fn facts(&self) -> &ExecutorFacts {
-            self.inner.facts()
-        }
+        delegate_state!(but rewind);
 
         fn rewind(&mut self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {
             self.inner.rewind(flow, tokens)
+        }
+    };
+    (but rewind) => {
+        fn facts(&self) -> &ExecutorFacts {
+            self.inner.facts()
         }
 
         fn predict(

@@ -13,8 +13,7 @@ use super::*;
 use crate::config::{ControllerKind, DeviceSetting, DrafterKind, PrecisionSetting};
 use crate::decode::draft::DraftModel;
 use crate::device::{
-    DeviceError, Executor, ExecutorFacts, Forward, HeadSpan, KeyWeights, PageId, Predicted, Queries, SlotId,
-    Span, StateFlow,
+    DeviceError, Executor, ExecutorFacts, Forward, KeyWeights, PageId, Queries, SlotId, Span, StateFlow,
 };
 use crate::event::{Cycle, Identity};
 use crate::model;
@@ -81,9 +80,7 @@ struct Kept {
 }
 
 impl Executor for Kept {
-    fn facts(&self) -> &ExecutorFacts {
-        self.inner.facts()
-    }
+    delegate_state!(but rewind);
 
     fn reserve(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
         self.inner.reserve(pages, slots)
@@ -122,14 +119,6 @@ impl Executor for Kept {
         Ok(())
     }
 
-    fn predict(&mut self, spans: &[HeadSpan<'_>]) -> Result<Predicted, DeviceError> {
-        self.inner.predict(spans)
-    }
-
-    fn page_end(&self, page: PageId) -> Option<Vec<f32>> {
-        self.inner.page_end(page)
-    }
-
     fn key_weights(
         &mut self,
         pages: &[PageId],
@@ -137,34 +126,6 @@ impl Executor for Kept {
         queries: &Queries,
     ) -> Result<KeyWeights, DeviceError> {
         self.inner.key_weights(pages, window, queries)
-    }
-
-    fn exported_bytes(&self) -> (usize, usize) {
-        self.inner.exported_bytes()
-    }
-
-    fn export_page(&self, page: PageId) -> Result<Vec<u8>, DeviceError> {
-        self.inner.export_page(page)
-    }
-
-    fn import_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.inner.import_page(page, bytes)
-    }
-
-    fn export_slot(&self, slot: SlotId) -> Result<Vec<u8>, DeviceError> {
-        self.inner.export_slot(slot)
-    }
-
-    fn import_slot(&mut self, slot: SlotId, position: usize, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.inner.import_slot(slot, position, bytes)
-    }
-
-    fn page_digest(&self, page: PageId, tokens: usize) -> [u8; 32] {
-        self.inner.page_digest(page, tokens)
-    }
-
-    fn slot_digest(&self, slot: SlotId) -> [u8; 32] {
-        self.inner.slot_digest(slot)
     }
 }
 
