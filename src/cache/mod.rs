@@ -14,6 +14,7 @@
 pub mod boundary;
 pub mod budget;
 pub mod chain;
+pub mod companion;
 pub mod index;
 pub mod lookup;
 pub mod pool;

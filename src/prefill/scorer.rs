@@ -14,17 +14,14 @@
 use std::collections::HashMap;
 
 use super::sparse::last_reachable_boundary;
+use crate::cache::StaleState;
 use crate::cache::boundary::Boundaries;
-use crate::cache::budget::Budget;
-use crate::cache::lookup::End;
-use crate::cache::pool::PageRef;
-use crate::cache::recurrent::RecurrentState;
+use crate::cache::companion::{Companion, CompanionFailed, Held, Piece};
 use crate::cache::served::common_prefix;
-use crate::cache::{Cache, CacheFull, StaleState, chain};
-use crate::config::{PlaceholderPolicy, QuerySource, SnapshotPolicy, SpecPrefillConfig};
+use crate::config::{QuerySource, SnapshotPolicy, SpecPrefillConfig};
 use crate::decode::{Sampler, Sampling};
-use crate::device::{DeviceError, Executor, KeyWeights, LogitRows, PageId, Queries, Span};
-use crate::event::{LaneId, Nanos, RequestId, Route, ScorerStart, Stamp};
+use crate::device::{DeviceError, Executor, KeyWeights, LogitRows, Queries};
+use crate::event::{LaneId, Nanos, RequestId, ScorerStart, Stamp};
 
 /// Temperature and nucleus of the look-ahead: likely continuations, not only the likeliest.
 const LOOKAHEAD: Sampling =
@@ -39,15 +36,9 @@ pub enum ScoringFailed {
          `self:N` for the model's own first layers"
     )]
     NoScorer,
-    /// The scorer's device refused.
+    /// The scorer's device refused, or there is no room for its state.
     #[error("the scorer: {0}")]
-    Device(#[from] DeviceError),
-    /// No room for its state.
-    #[error("the scorer's cache: {0}")]
-    Full(#[from] CacheFull),
-    /// State it was to read is somebody else's.
-    #[error("the scorer's cache: {0}")]
-    Stale(#[from] StaleState),
+    Model(#[from] CompanionFailed),
     /// The window does not fit its context.
     #[error(
         "a window of {window} tokens and {steps} of look-ahead do not fit the scorer's context of {context}; \
@@ -61,6 +52,18 @@ pub enum ScoringFailed {
         /// Tokens the scorer's context holds.
         context: usize,
     },
+}
+
+impl From<DeviceError> for ScoringFailed {
+    fn from(error: DeviceError) -> ScoringFailed {
+        ScoringFailed::Model(error.into())
+    }
+}
+
+impl From<StaleState> for ScoringFailed {
+    fn from(error: StaleState) -> ScoringFailed {
+        ScoringFailed::Model(error.into())
+    }
 }
 
 /// What a scorer is set to do.
@@ -112,13 +115,10 @@ impl ScorerSettings {
 
 /// The scorer, its cache, and what it read last in each lane.
 pub struct Scorer {
-    executor: Box<dyn Executor>,
+    model: Companion,
     settings: ScorerSettings,
     /// Tokens that end a reply, and the look-ahead.
     stops: Vec<u32>,
-    cache: Cache,
-    /// Pages and slots the device holds.
-    held: (usize, usize),
     last: HashMap<LaneId, LastWindow>,
 }
 
@@ -134,7 +134,7 @@ struct LastWindow {
 /// A scoring under way. Ends with [`Scorer::finish`] or [`Scorer::abandon`].
 #[derive(Debug)]
 pub struct Scoring {
-    request: RequestId,
+    held: Held,
     lane: LaneId,
     origin: usize,
     /// The window, then what was decoded.
@@ -146,8 +146,6 @@ pub struct Scoring {
     use_cache: bool,
     /// Where recurrent state is captured.
     boundary: Option<usize>,
-    pages: Vec<PageRef>,
-    recurrent: Option<RecurrentState>,
     sampler: Sampler,
     queries: Queries,
     prefill: Nanos,
@@ -199,11 +197,8 @@ impl Scorer {
         stops: Vec<u32>,
         settings: ScorerSettings,
     ) -> Scorer {
-        let facts = executor.facts();
-        let identity = chain::Identity::of(facts, text);
-        let budget = Budget::of(facts, settings.ram_bytes, 1);
-        let cache = Cache::new(&identity, facts.page_tokens, budget);
-        Scorer { executor, settings, stops, cache, held: (0, 0), last: HashMap::new() }
+        let model = Companion::new(executor, text, settings.ram_bytes, 1);
+        Scorer { model, settings, stops, last: HashMap::new() }
     }
 
     /// Starts on a window, from what its cache holds of it, or from nothing where it is not to `use_cache`; its state is not stored then either. At least
@@ -215,49 +210,28 @@ impl Scorer {
         window: Vec<u32>,
         origin: usize,
         use_cache: bool,
+        now: Stamp,
     ) -> Result<Scoring, ScoringFailed> {
         let seed = self.settings.seed;
-        let (steps, context) = (self.settings.steps(), self.executor.facts().context_tokens);
+        let (steps, context) = (self.settings.steps(), self.model.facts().context_tokens);
         if window.is_empty() || window.len() + steps > context {
             return Err(ScoringFailed::Context { window: window.len(), steps, context });
         }
-        self.reserve()?;
-        let mut found = self.cache.look_up(&window);
-        if !use_cache {
-            found.blocks.clear();
-        }
-        self.cache.touch(&found.chain());
         // What gives queries is computed anew in one piece, warm or cold.
         let tail = self.settings.tail_of(window.len());
-        let choice = found.choose(&self.cache, tail + 1, 0, PlaceholderPolicy::WalkBack);
-        let pages: Vec<PageRef> =
-            found.blocks[..choice.blocks].iter().filter_map(|candidate| candidate.page()).collect();
-        pages.iter().try_for_each(|page| self.cache.check(*page))?;
-        let cached = choice.blocks * self.cache.block_tokens();
-        let block = self.cache.block_tokens();
+        let found = self.model.look_up(&window, tail + 1, use_cache)?;
+        let cached = found.cached;
         let boundary = self.boundary(cached, window.len()).filter(|_| use_cache);
-        let recurrent = match self.cache.is_recurrent() {
-            false => None,
-            true => {
-                let within = boundary.map_or((0, 0), |boundary| (boundary, boundary));
-                let boundaries = Boundaries {
-                    policy: SnapshotPolicy::EVERY,
-                    block_tokens: block,
-                    prompt_tokens: window.len(),
-                    branch: None,
-                    within,
-                };
-                let snapshot = choice.blocks.checked_sub(1).and_then(|last| match found.blocks[last].end {
-                    End::Ram(slot) => Some((found.places[last].hash, slot)),
-                    _ => None,
-                });
-                snapshot.map_or(Ok(()), |(_, slot)| self.cache.check_slot(slot))?;
-                Some(RecurrentState::start(&mut self.cache, boundaries, snapshot)?)
-            }
+        let boundaries = Boundaries {
+            policy: SnapshotPolicy::EVERY,
+            block_tokens: self.model.block_tokens(),
+            prompt_tokens: window.len(),
+            branch: None,
+            within: boundary.map_or((0, 0), |boundary| (boundary, boundary)),
         };
-        self.cache.hold(&pages);
+        let held = self.model.begin(request, found, boundaries, false, now)?;
         Ok(Scoring {
-            request,
+            held,
             lane,
             origin,
             start: match use_cache {
@@ -270,8 +244,6 @@ impl Scorer {
             computed: cached,
             cached,
             boundary,
-            pages,
-            recurrent,
             sampler: Sampler::new(Sampling { seed, ..LOOKAHEAD }),
             queries: Queries::default(),
             prefill: Nanos(0),
@@ -282,7 +254,7 @@ impl Scorer {
 
     /// Where the recurrent state of a window is captured: the last block boundary that its prefill can stop at.
     fn boundary(&self, cached: usize, window: usize) -> Option<usize> {
-        let (block, tail) = (self.cache.block_tokens(), self.settings.tail_of(window));
+        let (block, tail) = (self.model.block_tokens(), self.settings.tail_of(window));
         let reachable = last_reachable_boundary(cached, tail + 1, self.settings.chunk_tokens, block);
         match reachable {
             // Behind the tail only the window's end is ever reached.
@@ -331,10 +303,10 @@ impl Scorer {
         if start >= tail {
             return scoring.window;
         }
-        let stop = scoring.recurrent.as_ref().and_then(|state| state.next_stop(start));
+        let stop = scoring.held.recurrent.as_ref().and_then(|state| state.next_stop(start));
         let wanted = super::chunk(start, tail, self.settings.chunk_tokens, stop);
         let tokens = wanted.len();
-        super::admitted(wanted, self.executor.admits(start, tokens)).end
+        super::admitted(wanted, self.model.admits(start, tokens)).end
     }
 
     fn look_ahead(&mut self, scoring: &mut Scoring, now: Stamp) -> Result<Option<Nanos>, ScoringFailed> {
@@ -358,33 +330,18 @@ impl Scorer {
         wants_logits: bool,
         now: Stamp,
     ) -> Result<Nanos, ScoringFailed> {
-        let block = self.cache.block_tokens();
-        while scoring.pages.len() < end.div_ceil(block) {
-            let last = scoring.pages.last().copied();
-            scoring.pages.push(self.cache.allocate(scoring.request, last, now)?);
-        }
-        if let Some(state) = &mut scoring.recurrent {
-            state.prepare(end, scoring.request, &mut self.cache, now);
-        }
-        self.reserve()?;
-        scoring.pages.iter().try_for_each(|page| self.cache.check(*page))?;
-        scoring.recurrent.as_ref().map_or(Ok(()), |state| state.check(&self.cache))?;
-        let pages: Vec<PageId> = scoring.pages.iter().map(|page| page.id()).collect();
-        let span = Span {
-            pages: &pages,
-            start: scoring.computed,
+        self.model.extend(&mut scoring.held, end, now)?;
+        let piece = Piece {
+            place: scoring.computed,
             tokens: &scoring.tokens[scoring.computed..end],
             positions: None,
             capture,
-            hidden: false,
-            state: scoring.recurrent.as_ref().map(|state| state.flow(end)),
+            state: scoring.held.recurrent.as_ref().map(|state| state.flow(end)),
             logits: if wants_logits { LogitRows::Last } else { LogitRows::None },
         };
-        let forward = self.executor.forward(&[span])?;
+        let forward = self.model.forward(&scoring.held, piece)?;
         scoring.computed = end;
-        if let Some(state) = &mut scoring.recurrent {
-            state.advance(end, &mut self.cache);
-        }
+        self.model.advance(&mut scoring.held, end);
         scoring.queries.append(forward.queries);
         // A stop token's query is still taken; nothing after it means anything.
         scoring.stopped |= end > scoring.window && self.stops.contains(&scoring.tokens[end - 1]);
@@ -394,21 +351,9 @@ impl Scorer {
         Ok(forward.compute)
     }
 
-    /// Has the device hold what the cache has handed out.
-    fn reserve(&mut self) -> Result<(), ScoringFailed> {
-        let (pages, slots) = self.cache.reservation();
-        if pages > self.held.0 || slots > self.held.1 {
-            let wanted = (pages.max(self.held.0), slots.max(self.held.1));
-            self.executor.reserve(wanted.0, wanted.1)?;
-            self.held = wanted;
-        }
-        Ok(())
-    }
-
     /// Weighs the window's keys, stores the window's whole blocks and its captured state, and gives the rest back.
     pub fn finish(&mut self, scoring: Scoring, now: Stamp) -> Result<ScoredWindow, ScoringFailed> {
-        let pages: Vec<PageId> = scoring.pages.iter().map(|page| page.id()).collect();
-        let weights = match self.executor.key_weights(&pages, 0..scoring.window, &scoring.queries) {
+        let weights = match self.model.key_weights(&scoring.held, 0..scoring.window, &scoring.queries) {
             Ok(weights) => weights,
             Err(error) => {
                 let error = error.into();
@@ -434,11 +379,10 @@ impl Scorer {
 
     /// Stores the window's whole blocks and its captured state. Gives the boundary up to which the next scoring can start from it, where that is new.
     fn store(&mut self, scoring: &Scoring, now: Stamp) -> Option<usize> {
-        let captured = scoring.recurrent.as_ref().map(RecurrentState::captured).unwrap_or_default();
         let window = &scoring.tokens[..scoring.window];
-        let stored = self.cache.store(window, &scoring.pages, captured, scoring.request, Route::Dense, now);
-        let block = self.cache.block_tokens();
-        let (boundary, is_new) = match self.cache.is_recurrent() {
+        let stored = self.model.store(window, &scoring.held, now);
+        let block = self.model.block_tokens();
+        let (boundary, is_new) = match self.model.is_recurrent() {
             true => (scoring.boundary, stored.new_snapshots > 0),
             false => (Some(window.len() / block * block), stored.new_blocks > 0),
         };
@@ -452,29 +396,21 @@ impl Scorer {
         boundary.filter(|_| is_new)
     }
 
-    /// Ends a scoring that failed. Where its device lost its state, or has no memory for more, everything cached is dropped: what the device still
-    /// holds serves the windows to come, and only a longer one asks it for more again.
+    /// Ends a scoring that failed; see [`Companion::give_up`].
     pub fn give_up(&mut self, scoring: Scoring, error: &ScoringFailed) {
-        self.abandon(scoring);
         match error {
-            ScoringFailed::Device(DeviceError::StateLost(_)) => self.held = (0, 0),
-            ScoringFailed::Device(DeviceError::OutOfMemory { .. }) => {}
-            _ => return,
+            ScoringFailed::Model(error) => self.model.give_up(scoring.held, error),
+            ScoringFailed::NoScorer | ScoringFailed::Context { .. } => self.abandon(scoring),
         }
-        self.cache.evict_all(Stamp::default());
-        self.cache.shrink(self.held.0, self.held.1);
     }
 
     /// Gives back what a scoring holds; nothing of it is stored.
     pub fn abandon(&mut self, scoring: Scoring) {
-        self.cache.release(&scoring.pages);
-        if let Some(state) = scoring.recurrent {
-            state.release(&mut self.cache);
-        }
+        self.model.release(scoring.held);
     }
 
     /// Drops everything it has cached. Gives the blocks dropped.
     pub fn evict_all(&mut self, now: Stamp) -> usize {
-        self.cache.evict_all(now)
+        self.model.evict_all(now)
     }
 }

@@ -243,8 +243,9 @@ fn conversation(tokens: usize) -> Vec<u32> {
 
 fn score(scorer: &mut Scorer, request: usize, prompt: &[u32], admission: &Admission) -> ScoredWindow {
     let window = prompt[admission.origin..].to_vec();
-    let mut scoring =
-        scorer.begin(RequestId(request as u64), LaneId(0), window, admission.origin, true).unwrap();
+    let mut scoring = scorer
+        .begin(RequestId(request as u64), LaneId(0), window, admission.origin, true, Stamp::default())
+        .unwrap();
     while scorer.step(&mut scoring, Stamp::default()).unwrap().is_some() {}
     let (done, total) = scoring.progress();
     let scored = scorer.finish(scoring, Stamp::default()).unwrap();

@@ -12,7 +12,8 @@ pub use model::{DraftModel, ModelDrafter, ModelSequence};
 pub use ngram::Ngram;
 
 use super::{Distribution, Sampler};
-use crate::cache::{CacheFull, StaleState};
+use crate::cache::StaleState;
+use crate::cache::companion::CompanionFailed;
 use crate::device::DeviceError;
 use crate::event::Nanos;
 
@@ -47,15 +48,9 @@ impl Draft {
 /// Why nothing could be drafted. The sequence decodes ordinarily from then on.
 #[derive(Debug, thiserror::Error)]
 pub enum DraftFailed {
-    /// The drafter's device refused.
+    /// The drafter's device refused, or there is no room for its state.
     #[error("the drafter: {0}")]
-    Device(#[from] DeviceError),
-    /// No room for its state.
-    #[error("the drafter's cache: {0}")]
-    Full(#[from] CacheFull),
-    /// State it was to read is somebody else's.
-    #[error("the drafter's cache: {0}")]
-    Stale(#[from] StaleState),
+    Model(#[from] CompanionFailed),
     /// The context is longer than the drafter's.
     #[error(
         "{tokens} tokens do not fit the drafter's context of {context}; use a drafter with a longer context"
@@ -66,6 +61,25 @@ pub enum DraftFailed {
         /// Tokens its context holds.
         context: usize,
     },
+}
+
+impl From<DeviceError> for DraftFailed {
+    fn from(error: DeviceError) -> DraftFailed {
+        DraftFailed::Model(error.into())
+    }
+}
+
+impl From<StaleState> for DraftFailed {
+    fn from(error: StaleState) -> DraftFailed {
+        DraftFailed::Model(error.into())
+    }
+}
+
+impl DraftFailed {
+    /// Whether the drafter's device lost all state.
+    pub fn lost_state(&self) -> bool {
+        matches!(self, DraftFailed::Model(CompanionFailed::Device(DeviceError::StateLost(_))))
+    }
 }
 
 /// Guesses what comes next in one sequence.

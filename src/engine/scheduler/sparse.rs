@@ -10,7 +10,9 @@ use crate::engine::Rescore;
 use crate::engine::clock::Clock;
 use crate::engine::emitter::Emitter;
 use crate::engine::sequence::{Course, Sequence, Stage, Submission, UnderScoring};
-use crate::event::{Body, Nanos, Phase, RequestId, Rescored, Route, Scored, SparseAdmission, SparseVerdict};
+use crate::event::{
+    Body, Nanos, Phase, RequestId, Rescored, Route, Scored, SparseAdmission, SparseVerdict, Stamp,
+};
 use crate::model::text::TextCodec;
 use crate::prefill::scorer::{ScoredWindow, Scorer, Scoring, ScoringFailed};
 use crate::prefill::sparse::{Admission, Plan, admit, importance, resolve, select, unit_scores};
@@ -90,7 +92,7 @@ impl Scheduler<'_> {
         let (lane, request) = (Some(sequence.submission.lane), sequence.request);
         let begun = match scoring {
             Some(scoring) => Ok(scoring),
-            None => begin(scorer, sequence, admitted.0.origin),
+            None => begin(scorer, sequence, admitted.0.origin, clock.now()),
         };
         let mut scoring = match begun {
             Ok(scoring) => scoring,
@@ -234,9 +236,14 @@ impl SparseSide {
 }
 
 /// Starts the scorer on a sequence's window.
-fn begin(scorer: &mut Scorer, sequence: &Sequence<'_>, origin: usize) -> Result<Scoring, ScoringFailed> {
+fn begin(
+    scorer: &mut Scorer,
+    sequence: &Sequence<'_>,
+    origin: usize,
+    now: Stamp,
+) -> Result<Scoring, ScoringFailed> {
     let Submission { prompt, lane, use_cache, .. } = &sequence.submission;
-    scorer.begin(sequence.request, *lane, prompt[origin..].to_vec(), origin, *use_cache)
+    scorer.begin(sequence.request, *lane, prompt[origin..].to_vec(), origin, *use_cache, now)
 }
 
 /// Has the suffix computed densely after all.

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::{Refused, Scheduler, StepOutcome};
+use crate::cache::companion::CompanionFailed;
 use crate::config::{Config, ControllerKind, DrafterKind, SpeculationConfig, SpeculationOverride};
 use crate::decode::controller::{DepthController, Outcome};
 use crate::decode::draft::{
@@ -251,7 +252,11 @@ impl Scheduler<'_> {
                 let by_head = self.running[index].drafts_by_head();
                 self.stop_drafting(request, &error, clock.now(), out);
                 match error {
-                    DraftFailed::Device(lost @ DeviceError::StateLost(_)) if by_head => Err(lost),
+                    DraftFailed::Model(CompanionFailed::Device(lost @ DeviceError::StateLost(_)))
+                        if by_head =>
+                    {
+                        Err(lost)
+                    }
                     _ => Ok(()),
                 }
             }
@@ -304,8 +309,7 @@ impl Scheduler<'_> {
         out: &mut Emitter,
     ) {
         let Some(index) = self.running.iter().position(|s| s.request == request) else { return };
-        let lost = matches!(error, DraftFailed::Device(DeviceError::StateLost(_)));
-        if lost && self.running[index].drafts_by_model() {
+        if error.lost_state() && self.running[index].drafts_by_model() {
             // What the draft model knew of the others is gone with it.
             let others = self.running.iter().filter(|s| s.request != request && s.drafts_by_model());
             for other in others.map(|s| s.request).collect::<Vec<_>>() {
@@ -347,7 +351,7 @@ impl Scheduler<'_> {
         let request = sequence.request;
         tracing::warn!(request = request.0, %error, "the prediction head does not go on; nothing of the request is stored");
         if sequence.drafts_by_head() {
-            self.stop_drafting(request, &DraftFailed::Device(error), now, out);
+            self.stop_drafting(request, &DraftFailed::from(error), now, out);
         }
     }
 
