@@ -213,7 +213,9 @@ fn prepare(
     pool: &mut Pool,
 ) {
     let (columns, width) = (delta.shape.columns(), prepared_columns(delta.shape));
-    let chunk = rows_a_task(x.len() / columns, columns);
+    let rows = x.len() / columns;
+    // A row is a microsecond of exponentials, so that two are already worth a thread each.
+    let chunk = rows_a_task(rows, columns).min(rows.div_ceil(pool.threads())).max(1);
     // Pieces of one span each.
     let jobs: Vec<(usize, Range<usize>)> = ranges
         .iter()

@@ -158,15 +158,13 @@ impl Task for Quantise<'_> {
             let (x, _) = x.as_chunks::<GROUP>();
             let (data, _) = self.data.as_chunks_mut::<GROUP>();
             for (group, x) in x.iter().enumerate() {
-                let mut rest = *x;
+                let (halves, _) = x.as_chunks::<LANES>();
+                let mut rest = [isa.load(&halves[0]), isa.load(&halves[1])];
                 for plane in 0..PLANES {
                     let at = (group * PLANES + plane) * self.rows + row;
-                    let (scale, sum) = quantise_group(isa, &rest, &mut data[at]);
+                    let (scale, sum) = quantise_group(isa, &mut rest, &mut data[at]);
                     self.scales[at] = scale;
                     self.corrections[at] = correction(self.meaning, scale, sum);
-                    for (rest, q) in rest.iter_mut().zip(&data[at]) {
-                        *rest = f32::from(-*q).mul_add(scale, *rest);
-                    }
                 }
             }
         }
@@ -182,20 +180,22 @@ pub(super) fn correction(meaning: Meaning, scale: f32, sum: i32) -> i32 {
     }
 }
 
-/// Quantises a group; gives its scale and the sum of its integers.
+/// Quantises a group; gives its scale and the sum of its integers, and leaves what rounding left over.
 #[inline(always)]
-pub(super) fn quantise_group<I: Isa>(isa: I, x: &[f32; GROUP], out: &mut [i8; GROUP]) -> (f32, i32) {
-    let (halves, _) = x.as_chunks::<LANES>();
-    let (low, high) = (isa.load(&halves[0]), isa.load(&halves[1]));
-    let greatest = isa.greatest(isa.max(isa.abs(low), isa.abs(high)));
+pub(super) fn quantise_group<I: Isa>(isa: I, x: &mut [I::F; 2], out: &mut [i8; GROUP]) -> (f32, i32) {
+    let greatest = isa.greatest(isa.max(isa.abs(x[0]), isa.abs(x[1])));
     if !(greatest > TINY && greatest < f32::INFINITY) {
         *out = [0; GROUP];
         return (0.0, 0);
     }
-    let factor = isa.splat(127.0 / greatest);
+    let scale = greatest / 127.0;
+    let (factor, less) = (isa.splat(127.0 / greatest), isa.splat(-scale));
     let (out, _) = out.as_chunks_mut::<LANES>();
-    isa.store_i8(isa.mul(low, factor), &mut out[0]);
-    isa.store_i8(isa.mul(high, factor), &mut out[1]);
-    let sum = out.iter().flatten().map(|&q| i32::from(q)).sum();
-    (greatest / 127.0, sum)
+    let whole = x.map(|x| isa.round(isa.mul(x, factor)));
+    for i in 0..2 {
+        isa.store_i8(whole[i], &mut out[i]);
+        x[i] = isa.fma(whole[i], less, x[i]);
+    }
+    // Exact: a sum of 32 integers below 128 in magnitude.
+    (scale, isa.sum(isa.add(whole[0], whole[1])) as i32)
 }

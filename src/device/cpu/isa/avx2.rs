@@ -70,6 +70,20 @@ macro_rules! both {
     }};
 }
 
+/// The tree of [`Isa::sum`] over two registers, by instructions of two operands.
+macro_rules! tree {
+    ($wide:ident, $narrow:ident, $v:expr) => {{
+        let [low, high] = $v;
+        // SAFETY: the caller's `self` proves AVX2.
+        unsafe {
+            let eight = $wide(low, high);
+            let four = $narrow(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = $narrow(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32($narrow(two, _mm_shuffle_ps::<1>(two, two)))
+        }
+    }};
+}
+
 impl Isa for Avx2 {
     type F = Pair;
     type I = [__m256i; 2];
@@ -184,6 +198,13 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
+    fn round(self, v: Pair) -> Pair {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        // SAFETY: `self` proves AVX2.
+        v.map(|v| unsafe { _mm256_round_ps::<NEAREST>(v) })
+    }
+
+    #[inline(always)]
     fn store_i8(self, v: Pair, out: &mut [i8; LANES]) {
         let mut wide = [0i32; LANES];
         // SAFETY: `self` proves AVX2; both stores lie in the array and need no alignment.
@@ -260,5 +281,15 @@ impl Isa for Avx2 {
             }
             sums
         }
+    }
+
+    #[inline(always)]
+    fn sum(self, v: Pair) -> f32 {
+        tree!(_mm256_add_ps, _mm_add_ps, v)
+    }
+
+    #[inline(always)]
+    fn greatest(self, v: Pair) -> f32 {
+        tree!(_mm256_max_ps, _mm_max_ps, v)
     }
 }

@@ -74,6 +74,8 @@ pub(super) trait Isa: Copy + Send + Sync {
     /// `v · 2^k`, where `k` is the integer in the low mantissa bits of `shifted` (a float of the form `1.5·2^23 + k`). The result
     /// must be normal.
     fn scale_by_exponent(self, v: Self::F, shifted: Self::F) -> Self::F;
+    /// The nearest integer, ties to even.
+    fn round(self, v: Self::F) -> Self::F;
     /// Rounds to the nearest integer, ties to even, and keeps the low byte. Lanes must be within ±127.5 or NaN (which gives 0).
     fn store_i8(self, v: Self::F, out: &mut [i8; LANES]);
 
@@ -86,31 +88,10 @@ pub(super) trait Isa: Copy + Send + Sync {
     fn dot_u8<const N: usize>(self, w: &[u8; U8_GROUP], a: &[[i8; GROUP]; N], init: [i32; N])
     -> [Self::I; N];
 
-    /// Sum of the lanes, in the fixed order of a halving tree.
-    #[inline(always)]
-    fn sum(self, v: Self::F) -> f32 {
-        let mut x = [0.0; LANES];
-        self.store(v, &mut x);
-        for width in [8, 4, 2, 1] {
-            for i in 0..width {
-                x[i] += x[i + width];
-            }
-        }
-        x[0]
-    }
-
-    /// Greatest lane.
-    #[inline(always)]
-    fn greatest(self, v: Self::F) -> f32 {
-        let mut x = [0.0; LANES];
-        self.store(v, &mut x);
-        for width in [8, 4, 2, 1] {
-            for i in 0..width {
-                x[i] = if x[i] > x[i + width] { x[i] } else { x[i + width] };
-            }
-        }
-        x[0]
-    }
+    /// Sum of the lanes, in the fixed order of a halving tree: lane `i` takes lane `i + 8`, then `i + 4`, `i + 2` and `i + 1`.
+    fn sum(self, v: Self::F) -> f32;
+    /// Greatest lane, by the same tree of [`Isa::max`].
+    fn greatest(self, v: Self::F) -> f32;
 }
 
 /// Where the weight of row `row`, column `column` of a group lies in a packed 4-bit group: byte, and whether it is the high

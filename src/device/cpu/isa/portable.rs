@@ -15,6 +15,17 @@ fn zip(a: [f32; LANES], b: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> [f32; L
     std::array::from_fn(|i| f(a[i], b[i]))
 }
 
+/// A halving tree over the lanes.
+#[inline(always)]
+fn tree(mut x: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
+    for width in [8, 4, 2, 1] {
+        for i in 0..width {
+            x[i] = f(x[i], x[i + width]);
+        }
+    }
+    x[0]
+}
+
 impl Isa for Portable {
     type F = [f32; LANES];
     type I = [i32; LANES];
@@ -95,6 +106,11 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
+    fn round(self, v: Self::F) -> Self::F {
+        v.map(f32::round_ties_even)
+    }
+
+    #[inline(always)]
     fn store_i8(self, v: Self::F, out: &mut [i8; LANES]) {
         *out = v.map(|x| x.round_ties_even() as i32 as i8);
     }
@@ -141,5 +157,15 @@ impl Isa for Portable {
             }
         }
         sums
+    }
+
+    #[inline(always)]
+    fn sum(self, v: Self::F) -> f32 {
+        tree(v, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    fn greatest(self, v: Self::F) -> f32 {
+        tree(v, |a, b| if a > b { a } else { b })
     }
 }

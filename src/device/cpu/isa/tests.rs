@@ -43,6 +43,8 @@ impl Task for Everything<'_> {
             isa.fma(a, b, c),
             isa.max(a, b),
             isa.abs(a),
+            isa.round(small),
+            isa.round(b),
             isa.keep_first(a, x.keep, b),
             exp(isa, small),
             silu_times(isa, small, b),
