@@ -48,6 +48,11 @@ const TRIALS: u32 = 2;
 const CREDIT: (f64, f64, f64) = (2.0, 0.015, 6.0);
 /// A credit overdrawn by as many dense steps parks the sequence, whatever is expected.
 const OVERDRAFT: f64 = 2.0;
+/// Multiple of what a cycle usually costs beyond which its time is cut.
+const CUT: f64 = 1.5;
+/// By what factor a depth must promise more than an ordinary step: what is expected of it is uncertain, and where the two are nearly equal, drafting
+/// wins nothing.
+const WORTH_DRAFTING: f64 = 1.015;
 /// What each drafted token is taken to add to a cycle, in dense steps, until two widths were measured.
 const ASSUMED_SLOPE: f64 = 0.5;
 
@@ -134,15 +139,18 @@ impl DepthController {
             ControllerKind::Fixed => (self.depth_max, DepthReason::Fixed),
             ControllerKind::Adaptive => self.choose(room, &rates),
         };
-        let positions = self.depth_max as usize;
+        // While a cooldown runs nothing else decides.
+        let told =
+            if reason == DepthReason::Parked && cooldown.is_some() { 0 } else { self.depth_max as usize + 1 };
+        let positions = told.saturating_sub(1);
         DepthDecision {
             first,
             depth,
             reason,
             room,
             acceptance: (0..positions).map(|position| self.acceptance.seen(position)).collect(),
-            cost: (0..=self.depth_max).map(|d| self.costs.measured(d).map(nanos)).collect(),
-            rate: rates.iter().map(|rate| rate.known.then_some(rate.per_second)).collect(),
+            cost: (0..told).map(|depth| self.costs.measured(depth as u32).map(nanos)).collect(),
+            rate: rates.iter().take(told).map(|rate| rate.known.then_some(rate.per_second)).collect(),
             losing_streak: self.losing_streak,
             cooldown: if reason == DepthReason::Parked { cooldown.or(self.parked) } else { None },
         }
@@ -205,7 +213,7 @@ impl DepthController {
         let usual = self.costs.measured(drafted);
         let assumed = usual.unwrap_or(dense * (1.0 + ASSUMED_SLOPE * f64::from(drafted)));
         let cost = match took {
-            Some(took) => (took.0 as f64).min(assumed * 3.0),
+            Some(took) => (took.0 as f64).min(assumed * CUT),
             None => usual?,
         };
         Some(f64::from(accepted + 1) - cost / dense)
@@ -271,7 +279,10 @@ impl DepthController {
             return false;
         }
         let interval = if self.costs.measurements(0) < 3 { DENSE_PROBES.0 } else { DENSE_PROBES.1 };
-        !self.dense_known || self.since[0] >= interval || self.costs.wants_dense_step()
+        !self.dense_known
+            || self.costs.measurements(0) < 2
+            || self.since[0] >= interval
+            || self.costs.wants_dense_step()
     }
 
     /// A depth that would be good to know more about.
@@ -319,15 +330,15 @@ struct Rate {
     known: bool,
 }
 
-/// The depth with the greatest rate; the least of equals.
+/// The depth with the greatest rate, the least of equals; 0 where none is [`WORTH_DRAFTING`].
 fn best(rates: &[Rate]) -> u32 {
-    let mut best = 0;
-    for (depth, rate) in rates.iter().enumerate() {
-        if rate.per_second > rates[best].per_second {
-            best = depth;
+    let mut best = (0, rates[0].per_second * WORTH_DRAFTING);
+    for (depth, rate) in rates.iter().enumerate().skip(1) {
+        if rate.per_second > best.1 {
+            best = (depth as u32, rate.per_second);
         }
     }
-    best as u32
+    best.0
 }
 
 fn nanos(time: f64) -> Nanos {

@@ -63,7 +63,8 @@ pub enum DepthReason {
     Limited,
 }
 
-/// A decision on the depth of the next cycle, with what it was made from.
+/// A decision on the depth of the next cycle, with what it was made from. While a cooldown runs that is the cooldown alone, and the lists are
+/// empty.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DepthDecision {
     /// Place in the reply of the first token that the cycle will give, from 0.

@@ -27,6 +27,15 @@ impl Random {
     }
 }
 
+/// A cycle and what was before it.
+#[derive(Clone, Copy)]
+struct Moment {
+    /// Tokens drafted.
+    drafted: u32,
+    /// The same of the cycle before; `None` at a reply's beginning.
+    before: Option<u32>,
+}
+
 /// A decode that is drawn by lot.
 struct Decode<'a> {
     /// Cost of a cycle by tokens drafted, in dense steps.
@@ -35,15 +44,15 @@ struct Decode<'a> {
     acceptance: &'a dyn Fn(u64, u32) -> f64,
     /// Tokens the drafter gives at most at a place.
     offered: &'a dyn Fn(u64) -> u32,
-    /// How long a cycle takes of what it should, by its number.
-    noise: &'a dyn Fn(u64, &mut Random) -> f64,
+    /// How long a cycle takes of what it should.
+    noise: &'a dyn Fn(Moment, &mut Random) -> f64,
 }
 
 impl Decode<'_> {
     /// What a reply of `tokens` costs without noise, in dense steps, and the decisions.
     fn run(&self, controller: &mut DepthController, tokens: u64, seed: u64) -> (f64, Vec<DepthDecision>) {
         let mut random = Random(seed);
-        let (mut at, mut cost, mut decisions) = (0, 0.0, Vec::new());
+        let (mut at, mut cost, mut decisions, mut before) = (0, 0.0, Vec::new(), None);
         controller.start_reply();
         while at < tokens {
             let room = (tokens - at - 1).min(16) as u32;
@@ -54,7 +63,8 @@ impl Decode<'_> {
                 (0..drafted).take_while(|position| random.unit() < (self.acceptance)(at, *position)).count();
             let accepted = accepted as u32;
             let of_curve = self.curve[drafted as usize];
-            let took = of_curve * STEP * (self.noise)(decisions.len() as u64, &mut random);
+            let took = of_curve * STEP * (self.noise)(Moment { drafted, before }, &mut random);
+            before = Some(drafted);
             let took = Some(Nanos(took as u64));
             controller.observe(&Outcome { depth: decision.depth, drafted, accepted, took });
             at += u64::from(accepted) + 1;
@@ -65,11 +75,11 @@ impl Decode<'_> {
     }
 }
 
-fn quiet(_: u64, _: &mut Random) -> f64 {
+fn quiet(_: Moment, _: &mut Random) -> f64 {
     1.0
 }
 
-fn outliers(_: u64, random: &mut Random) -> f64 {
+fn outliers(_: Moment, random: &mut Random) -> f64 {
     let jitter = 0.95 + 0.1 * random.unit();
     if random.unit() < 0.02 { jitter * 10.0 } else { jitter }
 }
@@ -129,7 +139,7 @@ fn noise_and_outliers_do_not_mislead_it_much() {
         for p in [0.0, 0.3, 0.6, 0.8, 0.95, 1.0] {
             let [cold, warm, best] = figures(curve, &|_, _| p, 4, true);
             assert!(
-                cold <= best * 1.13 && warm <= best * 1.07,
+                cold <= best * 1.08 && warm <= best * 1.08,
                 "{name} p {p}: cold {:.3} warm {:.3}",
                 cold / best,
                 warm / best
@@ -142,7 +152,7 @@ fn noise_and_outliers_do_not_mislead_it_much() {
 fn nothing_accepted_costs_at_most_4_percent_of_a_reply() {
     // With times that are ten times too long now and then, two of three at the wrong moment cost a little more.
     for (noise, bound, mean_bound) in
-        [(&quiet as &dyn Fn(u64, &mut Random) -> f64, 1.04, 1.03), (&outliers, 1.07, 1.03)]
+        [(&quiet as &dyn Fn(Moment, &mut Random) -> f64, 1.04, 1.03), (&outliers, 1.07, 1.03)]
     {
         for curve in [&MEASURED, &LONG, &CHEAP, &DEAR] {
             for depth_max in [1, 4, 8] {
@@ -161,6 +171,41 @@ fn nothing_accepted_costs_at_most_4_percent_of_a_reply() {
                 let mean = costs.iter().sum::<f64>() / costs.len() as f64;
                 assert!(mean <= 256.0 * mean_bound, "{mean} dense steps at {curve:?}");
             }
+        }
+    }
+}
+
+/// A drafter whose cycles nearly pay, on a machine on which an ordinary step by itself takes a quarter longer than one of many every other time, and
+/// a third longer at a reply's beginning.
+#[test]
+fn ordinary_steps_that_are_disturbed_by_cycles_do_not_make_drafting_look_cheap() {
+    let noise = |moment: Moment, random: &mut Random| {
+        let jitter = 0.98 + 0.04 * random.unit();
+        match moment {
+            Moment { before: None, .. } => jitter * 1.33,
+            Moment { drafted: 0, before: Some(1..) } if random.unit() < 0.5 => jitter * 1.25,
+            _ => jitter,
+        }
+    };
+    let curve = &[1.0, 1.9, 2.75, 3.6, 4.45, 5.3, 6.15, 7.0, 7.85];
+    for p in [0.3, 0.5, 0.6, 0.7, 0.8, 0.85] {
+        for machine in [1.0, 2.0] {
+            let acceptance = |_: u64, position: u32| p * f64::powi(0.9, position as i32);
+            let noise = |moment: Moment, random: &mut Random| machine * noise(moment, random);
+            let decode = Decode { curve, acceptance: &acceptance, offered: &|_| 16, noise: &noise };
+            let (mut worst, mut sum) = (0.0f64, 0.0);
+            for seed in 0..40 {
+                let mut controller = adaptive(8);
+                for reply in 0..4 {
+                    let (cost, _) = decode.run(&mut controller, 256, seed * 4 + reply);
+                    worst = worst.max(cost / 256.0);
+                    sum += cost / 256.0 / 160.0;
+                }
+            }
+            assert!(
+                sum <= 1.03 && worst <= 1.07,
+                "p {p}: {sum:.3} of ordinary decoding, {worst:.3} at worst"
+            );
         }
     }
 }
@@ -280,11 +325,14 @@ fn a_decision_carries_what_it_was_made_from() {
     let decode = Decode { curve: &MEASURED, acceptance: &|_, _| 0.95, offered: &|_| 16, noise: &quiet };
     let mut controller = adaptive(4);
     let (_, decisions) = decode.run(&mut controller, 256, 7);
-    assert_eq!((decisions[0].reason, decisions[0].depth), (DepthReason::DenseProbe, 0));
-    assert_eq!((decisions[1].reason, decisions[1].depth), (DepthReason::Explore, 1));
+    // The first step of a reply may have caught the device asleep, so there are two.
+    for probe in &decisions[..2] {
+        assert_eq!((probe.reason, probe.depth), (DepthReason::DenseProbe, 0));
+    }
+    assert_eq!((decisions[2].reason, decisions[2].depth), (DepthReason::Explore, 1));
     // Nobody has measured depth 1 yet, and nobody seen a draft.
-    assert_eq!((decisions[1].cost[1], decisions[1].acceptance[0]), (None, None));
-    assert!(decisions[1].cost[0].is_some());
+    assert_eq!((decisions[2].cost[1], decisions[2].acceptance[0]), (None, None));
+    assert!(decisions[2].cost[0].is_some());
     let last = decisions.iter().rfind(|d| d.reason == DepthReason::Best).unwrap();
     let cost = |depth: usize| last.cost[depth].unwrap().0 as f64 / STEP;
     for (depth, expected) in MEASURED.iter().enumerate().take(5) {
