@@ -163,9 +163,11 @@ impl DepthController {
         let gain = self.gain(drafted, accepted, outcome.took);
         self.acceptance.observe(drafted, accepted);
         if let Some(took) = outcome.took {
+            // One that may have been misjudged is measured again soon.
+            let again = drafted > 0 && self.costs.is_surprising(drafted, took);
             self.costs.observe(drafted, took.0 as f64);
             if let Some(since) = self.since.get_mut(drafted as usize) {
-                *since = 0;
+                *since = if again { DEPTH_PROBES } else { 0 };
             }
             self.dense_known |= drafted == 0;
         } else {
@@ -301,21 +303,34 @@ impl DepthController {
         if let Some(depth) = unmeasured.filter(|depth| *depth <= self.depth_max).and_then(promising) {
             return Some(depth);
         }
+        // What was measured long ago may have been measured at a bad moment: it is tried if it promises enough by a line through the best and the
+        // ordinary step.
         let stale = |depth: &u32| self.since.get(*depth as usize).is_some_and(|since| *since >= DEPTH_PROBES);
+        let promising = |depth: u32| {
+            let cost = |depth| self.costs.measured(depth);
+            let line = cost(0)
+                .zip(cost(best))
+                .map(|(dense, at)| dense + (at - dense) * f64::from(depth) / f64::from(best));
+            let (rate, best) = (rates.get(depth as usize)?, rates.get(best as usize)?);
+            let by_line = line.map_or(0.0, |line| self.tokens(depth) / line * 1e9);
+            (rate.per_second.max(by_line) >= best.per_second * part).then_some(depth)
+        };
         [best + 1, best - 1].into_iter().filter(|depth| *depth > 0).filter(stale).find_map(promising)
+    }
+
+    /// Tokens expected of a cycle.
+    fn tokens(&self, depth: u32) -> f64 {
+        expected_tokens((0..depth as usize).map(|position| self.acceptance.estimate(position)))
     }
 
     /// The expected rate at each depth.
     fn rates(&self) -> Vec<Rate> {
-        let acceptance: Vec<f64> =
-            (0..self.depth_max as usize).map(|position| self.acceptance.estimate(position)).collect();
         let lines = self.costs.lines();
         let dense = self.costs.measured(0).unwrap_or(1.0);
         let rate = |depth: u32| {
             let known = lines.expected(depth);
             let cost = known.unwrap_or(dense * (1.0 + ASSUMED_SLOPE * f64::from(depth)));
-            let tokens = expected_tokens(acceptance[..depth as usize].iter().copied());
-            Rate { per_second: tokens / cost * 1e9, known: known.is_some() }
+            Rate { per_second: self.tokens(depth) / cost * 1e9, known: known.is_some() }
         };
         (0..=self.depth_max).map(rate).collect()
     }

@@ -326,6 +326,12 @@ pub trait Executor: Send {
     /// [`DeviceError::OutOfMemory`] a span that does not overwrite the slot it starts from may be asked for again.
     fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError>;
 
+    /// Takes back the memory of what a forward gave, for the next one. Logits of a few rows are large enough that an allocator returns theirs to the
+    /// system each time.
+    fn take_back(&mut self, forward: Forward) {
+        drop(forward);
+    }
+
     /// Makes `flow.to` the state after the first `tokens` tokens of its span in the last forward, which was revocable and of at most
     /// [`slots::MAX_REVOCABLE`] tokens. May be repeated until the next forward. Pages need no such thing: positions are
     /// overwritten.

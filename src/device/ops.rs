@@ -420,6 +420,10 @@ pub trait Device: Send {
     fn tied_logits(&mut self, x: &Self::Hidden, table: &Self::Table) -> Result<Vec<f32>, DeviceError>;
     /// Logits against an output layer, `[rows, vocab]`, evaluated.
     fn logits(&mut self, x: &Self::Hidden, output: &Self::Linear) -> Result<Vec<f32>, DeviceError>;
+    /// Takes back the memory of logits, for the next ones.
+    fn take_back(&mut self, logits: Vec<f32>) {
+        drop(logits);
+    }
     /// After a forward that failed with `error`: makes sure that state which it did not write is still there, and gives the error. Where that is
     /// not so it gives [`DeviceError::StateLost`], and there are no pages and no slots any more until they are reserved anew.
     fn recover(

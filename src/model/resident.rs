@@ -280,6 +280,10 @@ where
         Ok(())
     }
 
+    fn take_back(&mut self, forward: Forward) {
+        self.device.take_back(forward.logits);
+    }
+
     fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError> {
         spans.iter().try_for_each(|span| self.check(span))?;
         self.check_slots(spans)?;

@@ -4,12 +4,13 @@
 //! own costs alone decide on a depth, and they hold while the machine slows down, also those of widths nobody measures meanwhile. So every time is
 //! seen in units of the speed of its moment, and the speed follows what the latest times of all widths have in common.
 //!
-//! An ordinary step amid cycles is disturbed more than one of many: the threads of the device were at something else just before. So of the latest
-//! ordinary steps one of the shortest counts, and of the cycles the one in the middle: a speed-up is claimed against what ordinary decoding can do.
+//! An ordinary step amid cycles is disturbed more than one of many: the threads of the device were at something else just before. A cycle is disturbed
+//! more if it is the first after many steps, which its drafter has yet to read. So of the latest times of a width one of the shortest counts.
 
 use std::collections::VecDeque;
 
 use crate::decode::economics::Costs;
+use crate::event::Nanos;
 
 /// Latest times of an ordinary step, and of a width, that count.
 const KEPT: (usize, usize) = (6, 5);
@@ -17,6 +18,8 @@ const KEPT: (usize, usize) = (6, 5);
 const RECENT: usize = 5;
 /// By how much these must differ from what was expected for the machine to have changed. What is less may be chance.
 const STEADY: f64 = 1.1;
+/// Multiple of what a line through the sure widths says, beyond which a cost that is not sure is not believed.
+const SUSPECT: f64 = 1.4;
 /// Times of a width before what they say is sure.
 const SURE: usize = 3;
 
@@ -68,10 +71,10 @@ impl CycleCosts {
     fn own(&self, drafted: u32) -> Option<f64> {
         match drafted as usize {
             0 => {
-                let own = lower(&self.widths[0], 4)?;
-                Some(self.widths[1..].iter().filter_map(|width| lower(width, 2)).fold(own, f64::min))
+                let own = lower(&self.widths[0])?;
+                Some(self.widths[1..].iter().filter_map(|width| lower(width)).fold(own, f64::min))
             }
-            index => lower(self.widths.get(index)?, 2),
+            index => lower(self.widths.get(index)?),
         }
     }
 
@@ -79,8 +82,8 @@ impl CycleCosts {
     /// that one of the two was measured at a bad moment.
     pub(super) fn wants_dense_step(&self) -> bool {
         let changed = self.speed.zip(self.speed_at_dense).is_some_and(|(now, then)| !is_steady(now / then));
-        let dense = lower(&self.widths[0], 4);
-        let less = |width| lower(width, 2).zip(dense).is_some_and(|(cycle, dense)| cycle < dense);
+        let dense = lower(&self.widths[0]);
+        let less = |width| lower(width).zip(dense).is_some_and(|(cycle, dense)| cycle < dense);
         self.since_dense > 1 && (changed || self.widths[1..].iter().any(less))
     }
 
@@ -93,19 +96,25 @@ impl CycleCosts {
         self.untold = self.untold.saturating_add(1);
     }
 
-    /// Lines through what was measured; for each width that was measured too seldom to be sure, one that leaves it out.
+    /// Lines through what was measured.
     pub(super) fn lines(&self) -> Lines {
-        let widths = 0..self.widths.len() as u32;
-        let without = |left_out: Option<u32>| {
-            let points = widths.clone().filter(|drafted| Some(*drafted) != left_out);
-            Costs::new(points.filter_map(|drafted| Some((drafted, self.measured(drafted)?))))
+        let is_sure = |width: &VecDeque<f64>| width.len() >= SURE;
+        let line = |counts: &dyn Fn(usize) -> bool| {
+            let widths =
+                (0..self.widths.len()).filter(|drafted| counts(*drafted)).map(|drafted| drafted as u32);
+            Costs::new(widths.filter_map(|drafted| Some((drafted, self.measured(drafted)?))))
         };
-        let unsure =
-            widths.clone().filter(|drafted| *drafted > 0 && (1..SURE).contains(&self.measurements(*drafted)));
+        let unsure = self.widths.iter().map(|width| !width.is_empty() && !is_sure(width)).collect();
         Lines {
-            all: without(None),
-            without: unsure.map(|drafted| (drafted, without(Some(drafted)))).collect(),
+            all: line(&|_| true),
+            of_sure: line(&|drafted| drafted == 0 || is_sure(&self.widths[drafted])),
+            unsure,
         }
+    }
+
+    /// Whether a time is much shorter than was to be expected, so that what is known of its width may be of a bad moment.
+    pub(super) fn is_surprising(&self, drafted: u32, took: Nanos) -> bool {
+        self.measured(drafted).is_some_and(|expected| (took.0 as f64) < expected / STEADY)
     }
 
     /// Takes note of a time.
@@ -115,7 +124,7 @@ impl CycleCosts {
         }
         self.untold = 0;
         let speed = *self.speed.get_or_insert(took);
-        if let Some(own) = self.own(drafted) {
+        if let Some(own) = self.own(drafted).filter(|_| self.measurements(drafted) == SURE) {
             self.follow(took / (own * speed));
         }
         let speed = self.speed.unwrap_or(speed);
@@ -134,7 +143,7 @@ impl CycleCosts {
     /// away from the widths that are not measured meanwhile.
     fn follow(&mut self, off: f64) {
         push(&mut self.recent, off, RECENT);
-        let common = lower(&self.recent, 4).filter(|_| self.recent.len() == RECENT);
+        let common = lower(&self.recent).filter(|_| self.recent.len() == RECENT);
         let (Some(common), Some(speed)) = (common, &mut self.speed) else { return };
         if !is_steady(common) {
             *speed *= common;
@@ -155,27 +164,32 @@ fn push(latest: &mut VecDeque<f64>, measured: f64, kept: usize) {
     latest.push_back(measured);
 }
 
-/// The measurement at a `part` of the way up from the shortest: of few the least, since what disturbs a measurement makes it longer.
-fn lower(measured: &VecDeque<f64>, part: usize) -> Option<f64> {
+/// The second shortest of four or more measurements, the shortest of fewer: what disturbs a measurement makes it longer.
+fn lower(measured: &VecDeque<f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = measured.iter().copied().collect();
     sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len().saturating_sub(1) / part).copied()
+    sorted.get(usize::from(sorted.len() > SURE)).or(sorted.first()).copied()
 }
 
 /// See [`CycleCosts::lines`].
 #[derive(Debug)]
 pub(super) struct Lines {
+    /// Through every width that was measured.
     all: Costs,
-    without: Vec<(u32, Costs)>,
+    /// Through those that are sure.
+    of_sure: Costs,
+    /// Widths that were measured and are not sure.
+    unsure: Vec<bool>,
 }
 
 impl Lines {
-    /// What a width is expected to cost. A cost that was measured once or twice may have caught the machine at something else, so it is not
-    /// believed to be more than a line through the others says. `None` before two widths were measured, and this one is not among them.
+    /// What a width is expected to cost. One that was measured once or twice may have caught the machine at something else, as the first forward of a
+    /// width does, which gets its memory; so it is not believed to cost much more than a line through the sure ones says. `None` before two widths
+    /// were measured, and this one is not among them.
     pub(super) fn expected(&self, drafted: u32) -> Option<f64> {
         let cost = self.all.estimate(drafted)?;
-        let without = self.without.iter().find(|(left_out, _)| *left_out == drafted);
-        let line = without.and_then(|(_, line)| line.estimate(drafted));
-        Some(line.map_or(cost, |line| cost.min(line)))
+        let unsure = self.unsure.get(drafted as usize).is_some_and(|unsure| *unsure);
+        let line = self.of_sure.estimate(drafted).filter(|line| unsure && cost > line * SUSPECT);
+        Some(line.unwrap_or(cost))
     }
 }

@@ -210,6 +210,55 @@ fn ordinary_steps_that_are_disturbed_by_cycles_do_not_make_drafting_look_cheap()
     }
 }
 
+/// Many replies in which drafting does not pay, and in which a cycle after a long pause takes longer, then one that is copied.
+#[test]
+fn costs_that_were_learned_at_bad_moments_are_corrected_when_drafting_pays() {
+    let noise = |moment: Moment, random: &mut Random| {
+        let jitter = 0.97 + 0.06 * random.unit();
+        if moment.drafted > 0 && moment.before == Some(0) { jitter * 1.4 } else { jitter }
+    };
+    for curve in [&MEASURED, &LONG] {
+        let accepts = |p: f64| move |_: u64, _: u32| p;
+        let (rarely, nearly) = (accepts(0.35), accepts(0.99));
+        let seldom = Decode { curve, acceptance: &rarely, offered: &|_| 2, noise: &noise };
+        let copy = Decode { acceptance: &nearly, offered: &|_| 16, ..seldom };
+        let mut controller = adaptive(8);
+        for seed in 0..12 {
+            seldom.run(&mut controller, 128, seed);
+        }
+        let best = (0..=8).map(|depth| {
+            let quiet = Decode { noise: &quiet, ..copy };
+            quiet.run(&mut DepthController::new(ControllerKind::Fixed, depth), 512, 3).0
+        });
+        let best = best.fold(f64::MAX, f64::min);
+        let (first, second) = (copy.run(&mut controller, 512, 3).0, copy.run(&mut controller, 512, 4).0);
+        assert!(first <= best * 1.2 && second <= best * 1.05, "{first} and {second} against {best}");
+    }
+}
+
+/// Of every width the first cycle takes several times as long, as a forward that gets its memory does.
+#[test]
+fn a_width_that_was_measured_badly_at_first_is_tried_again() {
+    for curve in [&MEASURED, &LONG, &CHEAP] {
+        let seen = std::cell::RefCell::new(Vec::new());
+        let noise = |moment: Moment, random: &mut Random| {
+            let first = !seen.borrow().contains(&moment.drafted);
+            seen.borrow_mut().push(moment.drafted);
+            if first { 5.0 } else { 0.97 + 0.06 * random.unit() }
+        };
+        let decode = Decode { curve, acceptance: &|_, _| 0.99, offered: &|_| 16, noise: &noise };
+        let best = (0..=8).map(|depth| {
+            let quiet = Decode { noise: &quiet, ..decode };
+            quiet.run(&mut DepthController::new(ControllerKind::Fixed, depth), 256, 3).0
+        });
+        let best = best.fold(f64::MAX, f64::min);
+        let mut controller = adaptive(8);
+        let first = decode.run(&mut controller, 256, 3).0;
+        let second = decode.run(&mut controller, 256, 3).0;
+        assert!(first <= best * 1.12 && second <= best * 1.05, "{first} and {second} against {best}");
+    }
+}
+
 /// The lengths of the spans in which a sequence was parked.
 fn parked_spans(decisions: &[DepthDecision]) -> Vec<usize> {
     let parked: Vec<bool> = decisions.iter().map(|d| d.reason == DepthReason::Parked).collect();

@@ -75,6 +75,8 @@ pub struct Cpu {
     delta: DeltaScratch,
     rotary: Option<RotaryTable>,
     tally: Tally,
+    /// Memory of logits that are done with.
+    spare_logits: Vec<f32>,
     /// Experts that rows went to since somebody asked.
     experts_touched: u64,
 }
@@ -116,6 +118,7 @@ impl Cpu {
             delta: DeltaScratch::new(&tally),
             rotary: None,
             tally,
+            spare_logits: Vec::new(),
             experts_touched: 0,
         })
     }
@@ -130,7 +133,8 @@ impl Cpu {
     }
 
     fn multiplied(&mut self, x: &Hidden, matrices: &[Matrix]) -> Vec<f32> {
-        let mut out = vec![0.0; x.rows() * matrices.iter().map(|m| m.rows).sum::<usize>()];
+        let mut out = std::mem::take(&mut self.spare_logits);
+        out.resize(x.rows() * matrices.iter().map(|m| m.rows).sum::<usize>(), 0.0);
         self.multiply(x, matrices, &mut out);
         out
     }
@@ -491,6 +495,12 @@ impl Device for Cpu {
 
     fn logits(&mut self, x: &Hidden, output: &Linear) -> Result<Vec<f32>, DeviceError> {
         Ok(self.multiplied(x, &output.matrices))
+    }
+
+    fn take_back(&mut self, logits: Vec<f32>) {
+        if logits.capacity() > self.spare_logits.capacity() {
+            self.spare_logits = logits;
+        }
     }
 
     fn evaluate(&mut self, _kv: &mut Kv, _states: Option<&mut States>) -> Result<(), DeviceError> {

@@ -309,7 +309,10 @@ impl Scheduler<'_> {
                     logits: LogitRows::All,
                 };
                 match self.executor.forward(&[span]) {
-                    Ok(forward) => measured[width - 1].push(forward.compute),
+                    Ok(forward) => {
+                        measured[width - 1].push(forward.compute);
+                        self.executor.take_back(forward);
+                    }
                     Err(error) => {
                         tracing::warn!(%error, "the cost of verifying cannot be measured");
                         if matches!(error, DeviceError::StateLost(_)) {

@@ -182,7 +182,9 @@ impl Scheduler<'_> {
     ) -> Result<Vec<(RequestId, Arc<DeviceError>)>, DeviceError> {
         let forward = self.run(work)?;
         clock.spend(forward.compute);
-        Ok(self.take_results(work, &forward, outcome, clock, out))
+        let failed = self.take_results(work, &forward, outcome, clock, out);
+        self.executor.take_back(forward);
+        Ok(failed)
     }
 
     fn run(&mut self, work: &[Work]) -> Result<Forward, DeviceError> {

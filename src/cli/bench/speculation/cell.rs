@@ -18,7 +18,10 @@ pub(super) struct Cell {
     /// The fixed depth; null where the controller chose.
     pub(super) depth: Option<u32>,
     pub(super) output_tokens: u64,
+    /// Of the first of its runs.
     pub(super) counters: Counters,
+    /// Runs in which anything was drafted: a controller may find that it is not worth it.
+    pub(super) drafting_runs: usize,
     pub(super) tokens_per_cycle: Option<Spread>,
     pub(super) cost_ratio: Option<Spread>,
     pub(super) share: Option<Spread>,
@@ -57,7 +60,7 @@ impl Cell {
     }
 
     pub(super) fn drafted(&self) -> bool {
-        self.counters.drafted > 0
+        self.drafting_runs > 0
     }
 }
 
@@ -226,6 +229,7 @@ fn cell(kind: Kind, way: Way, samples: &[Sample], cold: &[Cold], first: Option<&
         depth: way.depth,
         output_tokens: one.map_or(0, |sample| sample.own.counters.output_tokens),
         counters: one.map(|sample| sample.own.counters.clone()).unwrap_or_default(),
+        drafting_runs: samples.iter().filter(|sample| sample.own.counters.drafted > 0).count(),
         tokens_per_cycle: over(&|sample| sample.own.counters.tokens_per_cycle()),
         cost_ratio: over(&|sample| sample.economics().cost_ratio),
         share: over(&|sample| sample.own.counters.share()),
