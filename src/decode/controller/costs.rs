@@ -72,7 +72,7 @@ impl CycleCosts {
         match drafted as usize {
             0 => {
                 let own = lower(&self.widths[0])?;
-                Some(self.widths[1..].iter().filter_map(|width| lower(width)).fold(own, f64::min))
+                Some(self.widths[1..].iter().filter_map(lower).fold(own, f64::min))
             }
             index => lower(self.widths.get(index)?),
         }
