@@ -36,6 +36,7 @@
 //! * [`prefill`]: which tokens of a suffix are computed, and in which pieces; the scorer of sparse prefill and its rules.
 //! * [`decode`]: how a token is chosen; for speculative decoding the drafters, which drafted tokens stand, what chooses the depth, and the accounts
 //!   of what it costs and gives.
+//! * [`recovery`]: the rules of background recovery: arrivals, budget, standing, job, adoption. No engine runs them yet.
 //! * [`engine`]: the thread that owns all of the above, its clock, its scheduler, its lanes. It folds its own events as well, to stop at a
 //!   breakpoint in the step in which it comes true.
 //! * [`compare`]: several engines on the same session, stepped together, and what sets them apart.
@@ -87,6 +88,7 @@ pub mod event;
 pub mod ledger;
 pub mod model;
 pub mod prefill;
+pub mod recovery;
 pub mod report;
 pub mod session;
 pub mod tui;
