@@ -63,6 +63,12 @@ pub enum DeviceError {
     /// A forward failed in the middle, and with it went state that it only read.
     #[error("the device lost all state ({0}); whatever was cached is computed anew")]
     StateLost(String),
+    /// A forward that may be interrupted was, between two layers.
+    #[error("the forward was interrupted between two layers, after {} µs", after.0 / 1_000)]
+    Interrupted {
+        /// Compute time until then.
+        after: Nanos,
+    },
     /// A call broke the interface's contract.
     #[error("device contract broken: {0}")]
     Contract(String),
@@ -325,6 +331,19 @@ pub trait Executor: Send {
     /// others hold what they held, but after [`DeviceError::StateLost`], which leaves nothing defined. So after
     /// [`DeviceError::OutOfMemory`] a span that does not overwrite the slot it starts from may be asked for again.
     fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError>;
+
+    /// The same for work that gives way: before every layer but the first it asks whether to `go_on`, with the compute time so far, and where the answer
+    /// is no it ends with [`DeviceError::Interrupted`]. That is as any other error of a forward: what it was to write is undefined, all else holds what
+    /// it held, and the spans may be asked for again from the state they started from. A span must not overwrite that state, or it cannot be. An
+    /// executor without layers to stop between does not ask.
+    fn forward_while(
+        &mut self,
+        spans: &[Span<'_>],
+        go_on: &mut dyn FnMut(Nanos) -> bool,
+    ) -> Result<Forward, DeviceError> {
+        let _ = go_on;
+        self.forward(spans)
+    }
 
     /// Takes back the memory of what a forward gave, for the next one. Logits of a few rows are large enough that an allocator returns theirs to the
     /// system each time.

@@ -13,7 +13,7 @@ use crate::device::{
 use crate::event::Nanos;
 
 use super::ModelError;
-use super::decoder::{Decoder, HeadOutput, ModelState, Output};
+use super::decoder::{Between, Decoder, HeadOutput, ModelState, Output};
 use super::shape::ModelShape;
 use super::tensor::Checkpoint;
 use super::work::Work;
@@ -113,9 +113,42 @@ impl<D: Device> Resident<D> {
         Ok(output)
     }
 
+    /// See [`Executor::forward`]; `between` is called between two layers.
+    fn forward_with(
+        &mut self,
+        spans: &[Span<'_>],
+        between: &mut Between<'_, D>,
+    ) -> Result<Forward, DeviceError> {
+        spans.iter().try_for_each(|span| self.check(span))?;
+        self.check_slots(spans)?;
+        self.check_memory(spans)?;
+        let began = Instant::now();
+        if spans.is_empty() {
+            return Ok(Forward {
+                logits: Vec::new(),
+                queries: Queries::default(),
+                hidden: Vec::new(),
+                experts: None,
+                compute: Nanos(0),
+            });
+        }
+        self.slots.advance(spans);
+        self.head.iter_mut().for_each(|head| head.forward(spans));
+        match self.compute(spans, between) {
+            Ok(Output { logits, queries, hidden, experts }) => {
+                self.head.iter_mut().for_each(|head| head.keep_ends(spans, &hidden));
+                Ok(Forward { logits, queries, hidden, experts, compute: Nanos::from(began.elapsed()) })
+            }
+            Err(error) => {
+                self.slots.fail(spans);
+                Err(self.recovered(error))
+            }
+        }
+    }
+
     /// What is asked for, with all state computed.
-    fn compute(&mut self, spans: &[Span<'_>]) -> Result<Output, DeviceError> {
-        let output = self.model.forward(&mut self.device, &mut self.state, spans)?;
+    fn compute(&mut self, spans: &[Span<'_>], between: &mut Between<'_, D>) -> Result<Output, DeviceError> {
+        let output = self.model.forward(&mut self.device, &mut self.state, spans, between)?;
         self.device.evaluate(&mut self.state.kv, self.state.states.as_mut())?;
         Ok(output)
     }
@@ -285,31 +318,22 @@ where
     }
 
     fn forward(&mut self, spans: &[Span<'_>]) -> Result<Forward, DeviceError> {
-        spans.iter().try_for_each(|span| self.check(span))?;
-        self.check_slots(spans)?;
-        self.check_memory(spans)?;
+        self.forward_with(spans, &mut |_, _| Ok(()))
+    }
+
+    fn forward_while(
+        &mut self,
+        spans: &[Span<'_>],
+        go_on: &mut dyn FnMut(Nanos) -> bool,
+    ) -> Result<Forward, DeviceError> {
         let began = Instant::now();
-        if spans.is_empty() {
-            return Ok(Forward {
-                logits: Vec::new(),
-                queries: Queries::default(),
-                hidden: Vec::new(),
-                experts: None,
-                compute: Nanos(0),
-            });
-        }
-        self.slots.advance(spans);
-        self.head.iter_mut().for_each(|head| head.forward(spans));
-        match self.compute(spans) {
-            Ok(Output { logits, queries, hidden, experts }) => {
-                self.head.iter_mut().for_each(|head| head.keep_ends(spans, &hidden));
-                Ok(Forward { logits, queries, hidden, experts, compute: Nanos::from(began.elapsed()) })
-            }
-            Err(error) => {
-                self.slots.fail(spans);
-                Err(self.recovered(error))
-            }
-        }
+        self.forward_with(spans, &mut |device, x| {
+            // A device that computes when it is asked for numbers is asked for some, or all layers would be computed at the end.
+            let row = device.select_rows(x, &[0]);
+            device.read(&row)?;
+            let after = Nanos::from(began.elapsed());
+            if go_on(after) { Ok(()) } else { Err(DeviceError::Interrupted { after }) }
+        })
     }
 
     fn predict(&mut self, spans: &[HeadSpan<'_>]) -> Result<Predicted, DeviceError> {

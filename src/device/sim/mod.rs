@@ -316,6 +316,25 @@ impl Executor for Sim {
         Ok(Forward { logits, queries, hidden, experts: None, compute: Nanos::from_seconds(us / 1e6) })
     }
 
+    fn forward_while(
+        &mut self,
+        spans: &[Span<'_>],
+        go_on: &mut dyn FnMut(Nanos) -> bool,
+    ) -> Result<Forward, DeviceError> {
+        spans.iter().try_for_each(|span| self.check(span))?;
+        self.check_slots(spans)?;
+        let us = self.config.forward_us + spans.iter().map(|span| self.span_us(span)).sum::<f64>();
+        // Layers cost alike.
+        let layers = (self.facts.attention_layers + self.facts.recurrent_layers).max(1);
+        for layer in 1..layers {
+            let after = Nanos::from_seconds(us / 1e6 * f64::from(layer) / f64::from(layers));
+            if !go_on(after) {
+                return Err(DeviceError::Interrupted { after });
+            }
+        }
+        self.forward(spans)
+    }
+
     fn rewind(&mut self, flow: StateFlow, tokens: usize) -> Result<(), DeviceError> {
         self.slots.rewind(flow, tokens)
     }

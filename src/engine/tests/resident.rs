@@ -10,7 +10,7 @@ use super::hybrid::{Script, Step, narrow, replies, restores, step};
 use super::*;
 use crate::cache::pool::{PageRef, SlotRef};
 use crate::config::{ControllerKind, DeviceSetting, DrafterKind, PrecisionSetting};
-use crate::device::{Executor, LogitRows, PageId, SlotId, Span, StateFlow};
+use crate::device::{DeviceError, Executor, LogitRows, PageId, SlotId, Span, StateFlow};
 use crate::event::Identity;
 use crate::model;
 
@@ -294,5 +294,86 @@ fn on_mlx_hybrids_reply_what_computing_anew_gives() {
             compare(model, &ground(policy, chunk_tokens, max_sequences, snapshots), &steps, &mut seen);
         }
         assert!(seen.restored > 5 && seen.snapshots > 5 && seen.distinct.len() > 20, "{name}: {seen:?}");
+    }
+}
+
+/// A forward over a chunk of another sequence's prompt, interrupted before every layer in turn.
+fn interrupted_forwards_leave_nothing(mut executor: Box<dyn Executor>) {
+    let facts = executor.facts().clone();
+    executor.reserve(6, 4).unwrap();
+    let (mine, others): (Vec<PageId>, Vec<PageId>) =
+        ((0..3).map(PageId).collect(), (3..6).map(PageId).collect());
+    let tokens: Vec<u32> = (0..2 * BLOCK as u32).map(|i| i * 31 % 97).collect();
+    let (first, second) = tokens.split_at(BLOCK);
+    let recurrent = facts.recurrent_layers > 0;
+    let flow = |from: Option<u32>, to: u32| {
+        recurrent.then(|| StateFlow { from: from.map(SlotId), to: SlotId(to), revocable: false })
+    };
+    let span = |pages, start, tokens, state| Span {
+        pages,
+        start,
+        tokens,
+        positions: None,
+        capture: 0,
+        hidden: false,
+        state,
+        logits: LogitRows::Last,
+    };
+    let digests = |executor: &dyn Executor, pages: &[PageId], slot: u32| {
+        let pages: Vec<_> = pages[..2].iter().map(|page| executor.page_digest(*page, BLOCK)).collect();
+        (pages, recurrent.then(|| executor.slot_digest(SlotId(slot))))
+    };
+    // A sequence that stands at the end of two blocks, and one that stands at the end of the first.
+    executor.forward(&[span(&others, 0, &tokens[..], flow(None, 3))]).unwrap();
+    executor.forward(&[span(&mine, 0, first, flow(None, 0))]).unwrap();
+    let before = digests(&*executor, &others, 3);
+    let expected = executor.forward(&[span(&mine, BLOCK, second, flow(Some(0), 1))]).unwrap().logits;
+    let left = digests(&*executor, &mine, 1);
+    let layers = facts.attention_layers + facts.recurrent_layers;
+    for stop in 1..=layers {
+        let mut asked = 0;
+        let mut latest = Nanos(0);
+        let slice = span(&mine, BLOCK, second, flow(Some(0), 2));
+        let outcome = executor.forward_while(&[slice], &mut |after| {
+            asked += 1;
+            assert!(after >= latest, "time goes on");
+            latest = after;
+            asked < stop
+        });
+        if stop == layers {
+            assert_eq!((outcome.unwrap().logits, asked), (expected.clone(), layers - 1), "nobody stopped it");
+        } else {
+            let Err(DeviceError::Interrupted { after }) = outcome else {
+                panic!("interrupted at layer {stop}")
+            };
+            assert_eq!((after, asked), (latest, stop));
+        }
+        // What others hold is as it was, and the same slice can be computed again, to the same state.
+        assert_eq!(digests(&*executor, &others, 3), before, "layer {stop}");
+        let again = executor.forward(&[span(&mine, BLOCK, second, flow(Some(0), 1))]).unwrap();
+        assert_eq!(again.logits, expected, "layer {stop}");
+        assert_eq!(digests(&*executor, &mine, 1), left, "layer {stop}");
+    }
+}
+
+#[test]
+fn a_forward_that_is_interrupted_between_any_two_layers_leaves_nothing_and_can_be_repeated() {
+    for name in ["parity-odd-hybrid", "parity-llama", "parity-odd-moe"] {
+        let model = Fixture { name, device: DeviceSetting::Cpu, drafts: 0 };
+        interrupted_forwards_leave_nothing(model.load().executor);
+    }
+    for snapshot_bytes in [0, 1 << 20] {
+        let mut config = Config::default().sim;
+        config.snapshot_bytes = snapshot_bytes;
+        interrupted_forwards_leave_nothing(Box::new(Sim::new(&config, BLOCK)));
+    }
+}
+
+#[cfg(feature = "mlx")]
+#[test]
+fn on_mlx_a_forward_that_is_interrupted_leaves_nothing_and_can_be_repeated() {
+    for name in ["parity-odd-hybrid", "parity-llama"] {
+        let model = Fixture { name, device: DeviceSetting::Mlx, drafts: 0 };
+        interrupted_forwards_leave_nothing(model.load().executor);
     }
 }

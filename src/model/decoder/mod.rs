@@ -65,6 +65,9 @@ pub struct Decoder<D: Device> {
     head: Option<Head<D>>,
 }
 
+/// What is called between two layers of a forward.
+pub type Between<'a, D> = dyn FnMut(&mut D, &<D as Device>::Hidden) -> Result<(), DeviceError> + 'a;
+
 /// What a forward computes beside state.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Output {
@@ -103,19 +106,21 @@ impl<D: Device> Decoder<D> {
         })
     }
 
-    /// Computes the spans in one batch; gives the logits and the queries they ask for.
+    /// Computes the spans in one batch; gives the logits and the queries they ask for. `between` is called before every layer but the first, with
+    /// the hidden states so far; its error ends the forward.
     pub fn forward(
         &self,
         device: &mut D,
         state: &mut ModelState<D>,
         spans: &[Span<'_>],
+        between: &mut Between<'_, D>,
     ) -> Result<Output, DeviceError> {
         let positions: Vec<u32> = spans.iter().flat_map(Span::token_positions).collect();
         let rows = Rows { spans, positions: &positions };
         let mut capture = Capture { rows: captured_rows(rows), layers: Vec::new() };
         let wanted = Wanted::of(rows);
         device.take_experts_touched();
-        let last = self.last_hidden(device, state, rows, &wanted, &mut capture)?;
+        let last = self.last_hidden(device, state, rows, &wanted, &mut capture, between)?;
         let (logits, hidden) = match &last {
             Some(last) => self.outputs(device, last, &wanted)?,
             None => (Vec::new(), Vec::new()),
@@ -133,11 +138,15 @@ impl<D: Device> Decoder<D> {
         rows: Rows<'_>,
         wanted: &Wanted,
         capture: &mut Capture<D>,
+        between: &mut Between<'_, D>,
     ) -> Result<Option<D::Hidden>, DeviceError> {
         let tokens: Vec<u32> = rows.spans.iter().flat_map(|span| span.tokens).copied().collect();
         let eps = self.shape.norm_eps;
         let mut x = device.embed(&self.table, &tokens);
         for (n, layer) in self.layers.iter().enumerate() {
+            if n > 0 {
+                between(device, &x)?;
+            }
             let normed = device.rms_norm(&x, &layer.input_norm, eps);
             let (mut mixed, output) = self.mix(device, &layer.mixer, &normed, rows, state, capture)?;
             if n + 1 == self.layers.len() {
