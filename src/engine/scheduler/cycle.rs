@@ -78,6 +78,9 @@ impl Scheduler<'_> {
         let proposal =
             sequence.speculating.as_mut().map(|s| std::mem::take(&mut s.proposal)).unwrap_or_default();
         let given = proposal.draft.tokens.len() as u32;
+        if let Some(decision) = proposal.ordinary {
+            out.emit(clock.now(), lane, request, Body::DepthDecided(decision));
+        }
         let draft = if work.drafted > 0 { proposal.draft } else { Draft::default() };
         let prompt = sequence.prompt_tokens();
         let (stops, most) = (self.text.end_of_turn(), sequence.submission.max_output_tokens);

@@ -21,7 +21,7 @@ use crate::device::{DeviceError, Executor, PageId};
 use crate::engine::clock::Clock;
 use crate::engine::emitter::Emitter;
 use crate::engine::sequence::{Sequence, Stage};
-use crate::event::{Body, DepthReason, DrafterStart, Nanos, RequestId, Stamp};
+use crate::event::{Body, DepthDecision, DepthReason, DrafterStart, Nanos, RequestId, Stamp};
 
 /// Mixed into a request's seed for what is drawn while drafting, so that the target's stream stays its own.
 const DRAFT_SEED: u64 = 0x5eed_d4af_7000_0001;
@@ -77,6 +77,8 @@ pub(super) struct Proposal {
     pub(super) depth: Option<u32>,
     pub(super) draft: Draft,
     pub(super) took: Nanos,
+    /// The decision for an ordinary step, which is still to be told.
+    pub(super) ordinary: Option<Box<DepthDecision>>,
 }
 
 impl Speculating {
@@ -230,11 +232,14 @@ impl Scheduler<'_> {
         let Some(speculating) = &mut sequence.speculating else { return Ok(()) };
         let cycle = (!parked).then_some(depth as u32);
         speculating.proposal = Proposal { first: Some(first), depth: cycle, ..Proposal::default() };
-        out.emit(now, lane, request, Body::DepthDecided(Box::new(decision)));
-        let Some(request) = request else { return Ok(()) };
+        let decision = Box::new(decision);
         if depth == 0 {
+            // Told with the token it leads to: whoever listens would wake up on the cores that the forward is about to use.
+            speculating.proposal.ordinary = Some(decision);
             return Ok(());
         }
+        out.emit(now, lane, request, Body::DepthDecided(decision));
+        let Some(request) = request else { return Ok(()) };
         let (drafted, took) = clock.account(|| {
             let drafted = draft(&mut *self.executor, &mut self.speculation.model, sequence, depth, now);
             let compute = drafted.as_ref().map_or(Nanos(0), |draft| draft.compute);
