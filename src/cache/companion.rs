@@ -97,7 +97,12 @@ impl Companion {
     }
 
     /// What the cache has of `tokens`, at most all but the last of the first `upto`; nothing where it is not to be used.
-    pub fn look_up(&mut self, tokens: &[u32], upto: usize, use_cache: bool) -> Result<Found, StaleState> {
+    pub fn look_up(
+        &mut self,
+        tokens: &[u32],
+        upto: usize,
+        use_cache: bool,
+    ) -> Result<Found, CompanionFailed> {
         let mut found = self.cache.look_up(tokens);
         if !use_cache {
             found.blocks.clear();
@@ -171,12 +176,12 @@ impl Companion {
     }
 
     /// Computes tokens, whose pages and slots were got before.
-    pub fn forward(&mut self, held: &Held, piece: Piece<'_>) -> Result<Forward, DeviceError> {
+    pub fn forward(&mut self, held: &Held, piece: Piece<'_>) -> Result<Forward, CompanionFailed> {
         let Piece { place, tokens, positions, capture, state, logits } = piece;
         let pages = held.page_ids();
         let span =
             Span { pages: &pages, start: place, tokens, positions, capture, hidden: false, state, logits };
-        self.executor.forward(&[span])
+        Ok(self.executor.forward(&[span])?)
     }
 
     /// Takes note that the tokens up to place `end` were computed, and stay.
@@ -192,8 +197,8 @@ impl Companion {
         held: &Held,
         window: std::ops::Range<usize>,
         queries: &Queries,
-    ) -> Result<KeyWeights, DeviceError> {
-        self.executor.key_weights(&held.page_ids(), window, queries)
+    ) -> Result<KeyWeights, CompanionFailed> {
+        Ok(self.executor.key_weights(&held.page_ids(), window, queries)?)
     }
 
     /// Stores whole blocks of `tokens`, and the state that was captured.

@@ -5,10 +5,10 @@
 //!
 //! # The adaptive controller
 //!
-//! It keeps, as moving averages, how often a draft position is accepted given that those before it were, and what a cycle costs by the tokens
-//! drafted in it; and takes the depth d with the best expected rate, `(1 + Σ_j Π_{i ≤ j} p_i) / cost(d)`. Depth 0, an ordinary step, is a depth
-//! like any other. What it does not know it tries: depth 1 first, one more after each draft that was accepted whole. Standing probes keep what
-//! it knows fresh: an ordinary step now and then, and now and then a depth beside the best.
+//! It keeps, as a moving average, how often a draft position is accepted given that those before it were, and from the latest times what a cycle
+//! costs by the tokens drafted in it; and takes the depth d with the best expected rate, `(1 + Σ_j Π_{i ≤ j} p_i) / cost(d)`. Depth 0, an ordinary
+//! step, is a depth like any other, but that others must promise a little more. What it does not know it tries: depth 1 first, one more after each
+//! draft that was accepted whole. Standing probes keep what it knows fresh: an ordinary step now and then, and now and then a depth beside the best.
 //!
 //! Where no depth beats the ordinary step, after a losing streak, and when its credit is spent, it *parks* the sequence: ordinary steps until
 //! a cooldown is over, then one token is drafted again. A trial that loses parks it for twice as long, one that wins resets the cooldown.
@@ -45,7 +45,7 @@ const FEW_DEPTHS: usize = 4;
 /// Trials of depth 1 before its acceptance is believed to be too low.
 const TRIALS: u32 = 2;
 /// Dense steps of credit: at first, gained with every token, and at most.
-const CREDIT: (f64, f64, f64) = (2.0, 0.015, 6.0);
+const CREDIT: (f64, f64, f64) = (2.0, 0.01, 6.0);
 /// A credit overdrawn by as many dense steps parks the sequence, whatever is expected.
 const OVERDRAFT: f64 = 2.0;
 /// Multiple of what a cycle usually costs beyond which its time is cut.
@@ -132,27 +132,42 @@ impl DepthController {
     /// Decides on the depth of the cycle that will give the token at place `first` of the reply, where there is room for `room` drafted tokens.
     /// To be asked once for each cycle and each ordinary step.
     pub fn decide(&mut self, first: u64, room: u32) -> DepthDecision {
-        let cooldown = self.parked;
+        let adaptive = self.kind == ControllerKind::Adaptive;
+        if let Some(left) = self.parked.filter(|left| adaptive && *left > 0) {
+            self.parked = Some(left - 1);
+            return self.parked_step(first, room, left);
+        }
         let rates = self.rates();
         let (depth, reason) = match self.kind {
             ControllerKind::Fixed if room < self.depth_max => (room, DepthReason::Limited),
             ControllerKind::Fixed => (self.depth_max, DepthReason::Fixed),
             ControllerKind::Adaptive => self.choose(room, &rates),
         };
-        // While a cooldown runs nothing else decides.
-        let told =
-            if reason == DepthReason::Parked && cooldown.is_some() { 0 } else { self.depth_max as usize + 1 };
-        let positions = told.saturating_sub(1);
         DepthDecision {
             first,
             depth,
             reason,
             room,
-            acceptance: (0..positions).map(|position| self.acceptance.seen(position)).collect(),
-            cost: (0..told).map(|depth| self.costs.measured(depth as u32).map(nanos)).collect(),
-            rate: rates.iter().take(told).map(|rate| rate.known.then_some(rate.per_second)).collect(),
+            acceptance: (0..self.depth_max as usize).map(|position| self.acceptance.seen(position)).collect(),
+            cost: (0..=self.depth_max).map(|depth| self.costs.measured(depth).map(nanos)).collect(),
+            rate: rates.iter().map(|rate| rate.known.then_some(rate.per_second)).collect(),
             losing_streak: self.losing_streak,
-            cooldown: if reason == DepthReason::Parked { cooldown.or(self.parked) } else { None },
+            cooldown: None,
+        }
+    }
+
+    /// A step of a cooldown, of which `left` are left with it: nothing else decides.
+    fn parked_step(&self, first: u64, room: u32, left: u32) -> DepthDecision {
+        DepthDecision {
+            first,
+            depth: 0,
+            reason: DepthReason::Parked,
+            room,
+            acceptance: Vec::new(),
+            cost: Vec::new(),
+            rate: Vec::new(),
+            losing_streak: self.losing_streak,
+            cooldown: Some(left),
         }
     }
 
@@ -233,11 +248,7 @@ impl DepthController {
 
     fn choose(&mut self, room: u32, rates: &[Rate]) -> (u32, DepthReason) {
         let cap = self.depth_max.min(room);
-        if let Some(left) = self.parked {
-            if left > 0 {
-                self.parked = Some(left - 1);
-                return (0, DepthReason::Parked);
-            }
+        if self.parked.is_some() {
             if cap == 0 {
                 return (0, DepthReason::Limited);
             }

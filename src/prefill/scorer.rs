@@ -14,13 +14,12 @@
 use std::collections::HashMap;
 
 use super::sparse::last_reachable_boundary;
-use crate::cache::StaleState;
 use crate::cache::boundary::Boundaries;
 use crate::cache::companion::{Companion, CompanionFailed, Held, Piece};
 use crate::cache::served::common_prefix;
 use crate::config::{QuerySource, SnapshotPolicy, SpecPrefillConfig};
 use crate::decode::{Sampler, Sampling};
-use crate::device::{DeviceError, Executor, KeyWeights, LogitRows, Queries};
+use crate::device::{Executor, KeyWeights, LogitRows, Queries};
 use crate::event::{LaneId, Nanos, RequestId, ScorerStart, Stamp};
 
 /// Temperature and nucleus of the look-ahead: likely continuations, not only the likeliest.
@@ -52,18 +51,6 @@ pub enum ScoringFailed {
         /// Tokens the scorer's context holds.
         context: usize,
     },
-}
-
-impl From<DeviceError> for ScoringFailed {
-    fn from(error: DeviceError) -> ScoringFailed {
-        ScoringFailed::Model(error.into())
-    }
-}
-
-impl From<StaleState> for ScoringFailed {
-    fn from(error: StaleState) -> ScoringFailed {
-        ScoringFailed::Model(error.into())
-    }
 }
 
 /// What a scorer is set to do.

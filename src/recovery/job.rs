@@ -197,8 +197,8 @@ impl Job {
         Some(at..edge.min(at + slice_tokens.max(1)).min(self.target))
     }
 
-    /// A slice was computed up to `end`, or as far as it came before it was interrupted between two of its tokens' layers; then nothing of it counts,
-    /// and `end` is where it began.
+    /// A slice was computed up to `end`, in `took`. One that was interrupted between two layers took time and computed nothing: its `end` is where it
+    /// began.
     pub fn computed(&mut self, end: u64, took: Nanos) {
         let Some(at) = self.live else { return };
         let end = end.clamp(at, self.target);

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use self::cell::{Cell, cells};
 use self::curve::Curve;
-use self::matrix::{Asked, Way, schedule};
+use self::matrix::{Asked, Stage, Way, schedule};
 use self::prompts::Kind;
 use self::view::Claim;
 use crate::cli::options::{ArithmeticOptions, ModelOptions};
@@ -148,6 +148,12 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let runs = schedule(&options.prompts, &ways, options.repeat as usize);
     let mut progress = Progress::new();
     let asked = Asked { output_tokens: options.output_tokens, adaptive_max: options.adaptive_max };
+    // First, since they take seconds and a context that the model has not is an error.
+    let mut curves = Vec::new();
+    for tokens in options.contexts.iter().filter(|tokens| **tokens > 0) {
+        progress.show(|| format!("forwards at {} tokens", thousands(*tokens as u64)));
+        curves.push(curve::measure(&config, *tokens)?);
+    }
     let (facts, told) = matrix::run(&config, &runs, asked, |index, run| {
         progress.show(|| {
             let name = match (run.way.drafter, run.cold) {
@@ -155,15 +161,14 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
                 (drafter, true) => drafter.word().to_owned(),
                 (drafter, false) => view::name(drafter, run.way.depth),
             };
-            let cold = if run.cold { ", cold" } else { "" };
-            format!("run {} of {}: {}, {name}{cold}", index + 1, runs.len(), run.kind.word())
+            let what = match (run.stage, run.cold) {
+                (_, true) => ", cold",
+                (Stage::First, _) if run.way != Way::NONE => ", first run",
+                _ => "",
+            };
+            format!("run {} of {}: {}, {name}{what}", index + 1, runs.len(), run.kind.word())
         });
     })?;
-    let mut curves = Vec::new();
-    for tokens in options.contexts.iter().filter(|tokens| **tokens > 0) {
-        progress.show(|| format!("forwards at {} tokens", thousands(*tokens as u64)));
-        curves.push(curve::measure(&config, *tokens)?);
-    }
     progress.wipe();
     let cells = cells(&told, &options.prompts, &ways);
     let report = Report {

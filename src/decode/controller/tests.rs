@@ -139,7 +139,7 @@ fn noise_and_outliers_do_not_mislead_it_much() {
         for p in [0.0, 0.3, 0.6, 0.8, 0.95, 1.0] {
             let [cold, warm, best] = figures(curve, &|_, _| p, 4, true);
             assert!(
-                cold <= best * 1.08 && warm <= best * 1.08,
+                cold <= best * 1.08 && warm <= best * 1.07,
                 "{name} p {p}: cold {:.3} warm {:.3}",
                 cold / best,
                 warm / best

@@ -12,7 +12,6 @@ pub use model::{DraftModel, ModelDrafter, ModelSequence};
 pub use ngram::Ngram;
 
 use super::{Distribution, Sampler};
-use crate::cache::StaleState;
 use crate::cache::companion::CompanionFailed;
 use crate::device::DeviceError;
 use crate::event::Nanos;
@@ -65,12 +64,6 @@ pub enum DraftFailed {
 
 impl From<DeviceError> for DraftFailed {
     fn from(error: DeviceError) -> DraftFailed {
-        DraftFailed::Model(error.into())
-    }
-}
-
-impl From<StaleState> for DraftFailed {
-    fn from(error: StaleState) -> DraftFailed {
         DraftFailed::Model(error.into())
     }
 }

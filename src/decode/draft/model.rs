@@ -9,7 +9,7 @@ use crate::cache::boundary::Boundaries;
 use crate::cache::companion::{Companion, Held, Piece};
 use crate::config::SnapshotPolicy;
 use crate::decode::Sampler;
-use crate::device::{DeviceError, Executor, Forward, LogitRows, StateFlow};
+use crate::device::{Executor, Forward, LogitRows, StateFlow};
 use crate::event::{Nanos, RequestId, Stamp};
 
 /// Tokens of a reply that are read before a draft at most. Further back they are passed over: after a long time without drafting, reading all of it would
@@ -134,11 +134,13 @@ impl DraftModel {
         tokens: &[u32],
         state: Option<StateFlow>,
         logits: LogitRows,
-    ) -> Result<Forward, DeviceError> {
+    ) -> Result<Forward, DraftFailed> {
         let positions: Option<Vec<u32>> = (place != position)
             .then(|| (position..position + tokens.len()).map(|position| position as u32).collect());
         let positions = positions.as_deref();
-        self.model.forward(&sequence.held, Piece { place, tokens, positions, capture: 0, state, logits })
+        Ok(self
+            .model
+            .forward(&sequence.held, Piece { place, tokens, positions, capture: 0, state, logits })?)
     }
 
     /// Stores the prompt's whole blocks, if all of it was read, and gives everything back.

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::matrix::{Told, Way, warm_up};
+use super::matrix::{Stage, Told, Way};
 use super::prompts::Kind;
 use crate::compare::{HELD_WITHIN, Split, Spread, why_off};
 use crate::config::DrafterKind;
@@ -35,8 +35,8 @@ pub(super) struct Cell {
     pub(super) reason: Option<String>,
     /// Speed-up of a request of which nothing is restored, composed of two measurements: the time to its first token, and the mean time to decode a reply.
     pub(super) whole: Option<Spread>,
-    /// Speed-up of decoding in the first run of an adaptive depth on this text, one run: on the first text, and only there, the controller had no averages yet.
-    pub(super) first: Option<f64>,
+    /// Speed-up of decoding by an adaptive depth without any averages, by engines that have served nobody; measured on the first text only.
+    pub(super) first: Option<Spread>,
     /// Time the drafter took to read a prompt of which nothing was restored.
     pub(super) priming_s: Option<Spread>,
     /// Whether every reply is that of ordinary decoding.
@@ -187,25 +187,26 @@ pub(super) fn cells(told: &[Told], kinds: &[Kind], ways: &[Way]) -> Vec<Cell> {
     let mut cells = Vec::new();
     for kind in kinds {
         let of_kind: Vec<&Told> = told.iter().filter(|told| told.run.kind == *kind).collect();
-        let (first, counted) = of_kind.split_at(warm_up(*kind, ways).len().min(of_kind.len()));
-        let cold: Vec<&Told> = counted.iter().copied().filter(|told| told.run.cold).collect();
-        let cold: Vec<Cold> = cold.windows(3).filter_map(Cold::of).collect();
-        let warm = |told: &[&Told]| -> Vec<(Way, Decoding)> {
-            let warm = told.iter().filter(|told| !told.run.cold);
-            warm.map(|told| (told.run.way, Decoding::of(&told.requests))).collect()
+        let of = |stage: Stage, cold: bool| {
+            of_kind.iter().copied().filter(move |told| told.run.stage == stage && told.run.cold == cold)
         };
-        let (first, counted) = (warm(first), warm(counted));
+        let cold: Vec<&Told> = of(Stage::Counted, true).collect();
+        let cold: Vec<Cold> = cold.windows(3).filter_map(Cold::of).collect();
+        let warm = |stage: Stage| -> Vec<(Way, Decoding)> {
+            of(stage, false).map(|told| (told.run.way, Decoding::of(&told.requests))).collect()
+        };
+        let (first, counted) = (warm(Stage::First), warm(Stage::Counted));
+        let samples = |runs: &[(Way, Decoding)], way: Way| -> Vec<Sample> {
+            runs.windows(3).filter_map(|around| Sample::of(around, way)).collect()
+        };
         for way in ways {
-            let samples: Vec<Sample> =
-                counted.windows(3).filter_map(|around| Sample::of(around, *way)).collect();
-            let first = first.windows(3).find_map(|around| Sample::of(around, *way));
-            cells.push(cell(*kind, *way, &samples, &cold, first.as_ref()));
+            cells.push(cell(*kind, *way, &samples(&counted, *way), &cold, &samples(&first, *way)));
         }
     }
     cells
 }
 
-fn cell(kind: Kind, way: Way, samples: &[Sample], cold: &[Cold], first: Option<&Sample>) -> Cell {
+fn cell(kind: Kind, way: Way, samples: &[Sample], cold: &[Cold], first: &[Sample]) -> Cell {
     let over = |figure: &dyn Fn(&Sample) -> Option<f64>| Spread::of(samples.iter().map(figure));
     let cold = || cold.iter().filter(|cold| cold.drafter == way.drafter);
     let predicted = over(&|sample| sample.economics().predicted_speedup());
@@ -239,9 +240,8 @@ fn cell(kind: Kind, way: Way, samples: &[Sample], cold: &[Cold], first: Option<&
         deviation: deviation.filter(|_| identical),
         reason: off.and_then(|_| why_off(&splits()?)),
         whole,
-        first: first
-            .filter(|first| identical && way.depth.is_none() && first.own.counters.drafted > 0)
-            .and_then(Sample::measured),
+        first: Spread::of(first.iter().map(Sample::measured))
+            .filter(|_| identical && first.iter().any(|sample| sample.own.counters.drafted > 0)),
         priming_s: Spread::of(cold().map(|cold| cold.priming_s)),
         identical,
         ended: samples.iter().find_map(|sample| sample.own.ended.clone()),
@@ -281,7 +281,7 @@ mod tests {
     }
 
     fn made(samples: &[Sample], cold: &[Cold]) -> Cell {
-        cell(Kind::Copy, Way { drafter: DrafterKind::Mtp, depth: Some(2) }, samples, cold, None)
+        cell(Kind::Copy, Way { drafter: DrafterKind::Mtp, depth: Some(2) }, samples, cold, &[])
     }
 
     #[test]

@@ -37,20 +37,39 @@ impl Way {
     }
 }
 
+/// What a run is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// It fills the cache, and the controllers' averages.
+    WarmUp,
+    /// It shows how an adaptive depth does without any averages. A run that drafts has an engine that has served nobody.
+    First,
+    /// It counts.
+    Counted,
+}
+
 /// All asks of a kind, one after another, decoded one way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Run {
+    pub(super) stage: Stage,
     pub(super) kind: Kind,
     pub(super) way: Way,
     /// Whether nothing is restored: then it is the time to the first token that counts.
     pub(super) cold: bool,
 }
 
-/// What is run, in order.
+impl Run {
+    /// Whether it is by an engine of its own.
+    fn is_alone(&self) -> bool {
+        self.stage == Stage::First && self.way != Way::NONE
+    }
+}
+
+/// What is run, in order. First runs are of the first kind.
 pub(super) fn schedule(kinds: &[Kind], ways: &[Way], repeats: usize) -> Vec<Run> {
     let mut runs = Vec::new();
     for kind in kinds.iter().copied() {
-        runs.extend(warm_up(kind, ways));
+        runs.extend(with_none_first(ways).map(|way| Run { stage: Stage::WarmUp, kind, way, cold: false }));
         for repeat in 0..repeats {
             let (mut drafters, mut order) = (with_none(ways)[1..].to_vec(), ways.to_vec());
             if repeat % 2 == 1 {
@@ -58,28 +77,26 @@ pub(super) fn schedule(kinds: &[Kind], ways: &[Way], repeats: usize) -> Vec<Run>
                 order.reverse();
             }
             let cold = drafters.into_iter().map(|drafter| Way { drafter, depth: None });
-            runs.extend(between_none(kind, cold, true));
-            runs.extend(between_none(kind, order, false));
+            runs.extend(between_none(Stage::Counted, kind, cold, true));
+            if kinds.first() == Some(&kind) {
+                let adaptive = order.iter().copied().filter(|way| way.depth.is_none());
+                runs.extend(between_none(Stage::First, kind, adaptive, false));
+            }
+            runs.extend(between_none(Stage::Counted, kind, order, false));
         }
     }
     runs
 }
 
-/// What comes before anything counts: it fills the cache, and the controllers' averages. How an adaptive depth does while it has none yet is told apart, so
-/// these runs too are each between two without a drafter.
-pub(super) fn warm_up(kind: Kind, ways: &[Way]) -> Vec<Run> {
-    let (adaptive, fixed): (Vec<Way>, Vec<Way>) = ways.iter().partition(|way| way.depth.is_none());
-    let mut runs = vec![Run { kind, way: Way::NONE, cold: false }];
-    runs.extend(between_none(kind, adaptive, false));
-    runs.extend(fixed.into_iter().map(|way| Run { kind, way, cold: false }));
-    runs
+fn with_none_first(ways: &[Way]) -> impl Iterator<Item = Way> {
+    [Way::NONE].into_iter().chain(ways.iter().copied())
 }
 
 /// Each of `ways` between two runs without a drafter.
-fn between_none(kind: Kind, ways: impl IntoIterator<Item = Way>, cold: bool) -> Vec<Run> {
-    let mut runs = vec![Run { kind, way: Way::NONE, cold }];
+fn between_none(stage: Stage, kind: Kind, ways: impl IntoIterator<Item = Way>, cold: bool) -> Vec<Run> {
+    let mut runs = vec![Run { stage, kind, way: Way::NONE, cold }];
     for way in ways {
-        runs.extend([way, Way::NONE].map(|way| Run { kind, way, cold }));
+        runs.extend([way, Way::NONE].map(|way| Run { stage, kind, way, cold }));
     }
     runs
 }
@@ -199,7 +216,7 @@ pub(super) fn lacking(config: &Config, drafter: DrafterKind) -> Option<String> {
 }
 
 /// Runs all of `schedule`. A loaded prediction head reads along whoever drafts, so its runs have an engine of their own, and ordinary decoding is
-/// measured without it; no two engines compute at once.
+/// measured without it; a first run has one that starts for it. No two engines compute at once.
 pub(super) fn run(
     config: &Config,
     schedule: &[Run],
@@ -219,22 +236,29 @@ pub(super) fn run(
         with(config, DrafterKind::Mtp),
         with(config, if drafts { DrafterKind::Draft } else { DrafterKind::Ngram }),
     );
-    let plain = schedule.iter().filter(|run| !by_head(run)).collect();
-    let mut plain = Server::start(others, requests(plain))?;
-    let of_runs: Vec<&Run> = schedule.iter().filter(by_head).collect();
+    let shared = || schedule.iter().filter(|run| !run.is_alone());
+    let mut plain = Server::start(others.clone(), requests(shared().filter(|run| !by_head(run)).collect()))?;
+    let of_runs: Vec<&Run> = shared().filter(by_head).collect();
     let mut head = match of_runs.is_empty() {
         true => None,
-        false => Some(Server::start(of_head, requests(of_runs))?),
+        false => Some(Server::start(of_head.clone(), requests(of_runs))?),
     };
     let mut told = Vec::new();
     for (index, run) in schedule.iter().enumerate() {
         watch(index, run);
-        let server = match &mut head {
-            Some(head) if by_head(&run) => head,
-            _ => &mut plain,
+        let serve = |server: &mut Server| asks_of(run).map(|_| server.serve()).collect::<Result<Vec<_>, _>>();
+        let requests = match &mut head {
+            _ if run.is_alone() => {
+                let config = if by_head(&run) { &of_head } else { &others };
+                let mut server = Server::start(config.clone(), requests(vec![run]))?;
+                let served = serve(&mut server);
+                server.end();
+                served
+            }
+            Some(head) if by_head(&run) => serve(head),
+            _ => serve(&mut plain),
         };
-        let requests = asks_of(run).map(|_| server.serve()).collect::<Result<Vec<_>, _>>()?;
-        told.push(Told { run: *run, requests });
+        told.push(Told { run: *run, requests: requests? });
     }
     if let Some(head) = head {
         head.end();
@@ -290,17 +314,19 @@ mod tests {
     #[test]
     fn every_run_that_counts_is_between_two_without_a_drafter() {
         let runs = schedule(&[Kind::Copy], &ways(), 2);
-        let counted = &runs[warm_up(Kind::Copy, &ways()).len()..];
-        let around = |cold: bool, way: &dyn Fn(&Way) -> bool| {
-            let of: Vec<&Run> = counted.iter().filter(|run| run.cold == cold).collect();
+        let around = |stage: Stage, cold: bool, way: &dyn Fn(&Way) -> bool| {
+            let of: Vec<&Run> = runs.iter().filter(|run| (run.stage, run.cold) == (stage, cold)).collect();
             let plain = |run: &Run| run.way.drafter == DrafterKind::None;
             of.windows(3).filter(|w| plain(w[0]) && way(&w[1].way) && plain(w[2])).count()
         };
         for way in ways() {
-            assert_eq!(around(false, &|other| *other == way), 2, "{way:?}");
-            assert_eq!(around(true, &|other| other.drafter == way.drafter), 2, "{way:?}");
+            assert_eq!(around(Stage::Counted, false, &|other| *other == way), 2, "{way:?}");
+            assert_eq!(around(Stage::Counted, true, &|other| other.drafter == way.drafter), 2, "{way:?}");
+            let first = around(Stage::First, false, &|other| *other == way);
+            assert_eq!(first, if way.depth.is_none() { 2 } else { 0 }, "{way:?}");
         }
-        let order = |cold: bool| counted.iter().filter(move |run| run.cold == cold && run.way != Way::NONE);
+        let counted = |run: &&Run| run.stage == Stage::Counted && run.way != Way::NONE;
+        let order = |cold: bool| runs.iter().filter(counted).filter(move |run| run.cold == cold);
         let cold: Vec<DrafterKind> = order(true).map(|run| run.way.drafter).collect();
         assert_eq!(cold, [DrafterKind::Ngram, DrafterKind::Mtp, DrafterKind::Mtp, DrafterKind::Ngram]);
     }

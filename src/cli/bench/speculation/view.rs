@@ -41,7 +41,14 @@ fn full_name(cell: &Cell) -> String {
 /// What the cells say of the claims that they can say something of.
 pub(super) fn claims(cells: &[Cell], identity: Identity) -> Vec<Claim> {
     let of = Cells { cells, identity };
-    let claims = [of.same_replies(), of.predicted(), of.adaptive_loss(), of.adaptive_lag(), of.copy()];
+    let claims = [
+        of.same_replies(),
+        of.predicted(),
+        of.adaptive_loss(),
+        of.adaptive_start(),
+        of.adaptive_lag(),
+        of.copy(),
+    ];
     claims.into_iter().flatten().collect()
 }
 
@@ -141,6 +148,19 @@ impl<'a> Cells<'a> {
         )
     }
 
+    fn adaptive_start(&self) -> Option<Claim> {
+        let first = self.cells.first()?.prompt;
+        self.claim(
+            format!("nor is it in a first run, by an engine that has none ({} text)", first.word()),
+            self.adaptive()
+                .filter(|cell| cell.prompt == first)
+                .map(|cell| (cell, cell.first.map(|first| first.median))),
+            |speed_up| speed_up,
+            |speed_up| speed_up >= 1.0 - ADAPTIVE_LOSS,
+            |speed_up| format!("{speed_up:.2}x"),
+        )
+    }
+
     fn adaptive_lag(&self) -> Option<Claim> {
         let fixed = |cell: &Cell| {
             let of = (cell.drafter, cell.prompt);
@@ -217,9 +237,6 @@ pub(super) fn text(report: &Report) -> String {
          end to end: composed of the time to the first token of a prompt read from nothing, priming included, and the mean time to decode a reply, each \
          between two runs without a drafter\n\n"
     );
-    if let Some(first) = first_runs(cells) {
-        text += &first;
-    }
     for Claim { claim, holds, because } in claims {
         let verdict = if *holds { "pass" } else { "MISS" };
         text += &format!("{verdict}  {claim} ({because})\n");
@@ -229,20 +246,6 @@ pub(super) fn text(report: &Report) -> String {
         text += &curve_table(report).to_string();
     }
     text
-}
-
-/// How an adaptive depth did when it had no averages at all. One run a drafter proves nothing, so it is told and not judged.
-fn first_runs(cells: &[Cell]) -> Option<String> {
-    let prompt = cells.first()?.prompt;
-    let of = |cell: &Cell| Some(format!("{} {:.2}x", cell.drafter.word(), cell.first?));
-    let runs: Vec<String> = cells.iter().filter(|cell| cell.prompt == prompt).filter_map(of).collect();
-    (!runs.is_empty()).then(|| {
-        format!(
-            "adaptive in its first run ever, without averages ({} text, one run each): {}\n\n",
-            prompt.word(),
-            runs.join(", ")
-        )
-    })
 }
 
 fn table(cells: &[Cell]) -> Table {
@@ -328,7 +331,7 @@ mod tests {
             deviation: speed_up.map(|_| 0.0),
             reason: None,
             whole: None,
-            first: speed_up.filter(|_| depth.is_none()),
+            first: speed_up.filter(|_| depth.is_none()).map(of),
             priming_s: None,
             identical: true,
             ended: None,
@@ -345,10 +348,10 @@ mod tests {
 
     #[test]
     fn claims_hold_where_every_cell_says_so() {
-        assert_eq!(verdicts(&good(), Identity::Bitwise), [true; 5]);
+        assert_eq!(verdicts(&good(), Identity::Bitwise), [true; 6]);
         let mut slow = good();
         slow[1] = cell(DrafterKind::Mtp, None, Some(0.9));
-        assert_eq!(verdicts(&slow, Identity::Bitwise), [true, true, false, false, true]);
+        assert_eq!(verdicts(&slow, Identity::Bitwise), [true, true, false, false, false, true]);
         let because = &claims(&slow, Identity::Bitwise)[2].because;
         assert_eq!(because, "1 of 1 cells measured, 0 hold; worst copy mtp adaptive: 0.90x");
     }
@@ -361,7 +364,7 @@ mod tests {
             let mut cells = good();
             spoil(&mut cells[1]);
             let told = claims(&cells, Identity::Bitwise);
-            assert!(told[1..3].iter().all(|claim| !claim.holds) && !told[3].holds, "{told:?}");
+            assert!(told[1..3].iter().all(|claim| !claim.holds) && !told[4].holds, "{told:?}");
             assert!(told[1].because.starts_with("1 of 2 cells measured"), "{told:?}");
         }
     }

@@ -70,20 +70,6 @@ macro_rules! both {
     }};
 }
 
-/// The tree of [`Isa::sum`] over two registers, by instructions of two operands.
-macro_rules! tree {
-    ($wide:ident, $narrow:ident, $v:expr) => {{
-        let [low, high] = $v;
-        // SAFETY: the caller's `self` proves AVX2.
-        unsafe {
-            let eight = $wide(low, high);
-            let four = $narrow(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-            let two = $narrow(four, _mm_movehl_ps(four, four));
-            _mm_cvtss_f32($narrow(two, _mm_shuffle_ps::<1>(two, two)))
-        }
-    }};
-}
-
 impl Isa for Avx2 {
     type F = Pair;
     type I = [__m256i; 2];
@@ -284,12 +270,14 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    fn sum(self, v: Pair) -> f32 {
-        tree!(_mm256_add_ps, _mm_add_ps, v)
+    fn sum(self, [low, high]: Pair) -> f32 {
+        // SAFETY: `self` proves AVX2.
+        unsafe { tree_of_eight!(_mm_add_ps, _mm256_add_ps(low, high)) }
     }
 
     #[inline(always)]
-    fn greatest(self, v: Pair) -> f32 {
-        tree!(_mm256_max_ps, _mm_max_ps, v)
+    fn greatest(self, [low, high]: Pair) -> f32 {
+        // SAFETY: `self` proves AVX2.
+        unsafe { tree_of_eight!(_mm_max_ps, _mm256_max_ps(low, high)) }
     }
 }

@@ -49,20 +49,6 @@ fn bytes(_: Avx512, w: &[u8], index: usize) -> __m512i {
     unsafe { _mm512_loadu_si512(w.as_ptr().cast()) }
 }
 
-/// The tree of [`Isa::sum`], by instructions of two operands.
-macro_rules! tree {
-    ($wide:ident, $narrow:ident, $v:expr) => {{
-        let v = $v;
-        // SAFETY: the caller's `self` proves AVX-512F and DQ.
-        unsafe {
-            let eight = $wide(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
-            let four = $narrow(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-            let two = $narrow(four, _mm_movehl_ps(four, four));
-            _mm_cvtss_f32($narrow(two, _mm_shuffle_ps::<1>(two, two)))
-        }
-    }};
-}
-
 impl Isa for Avx512 {
     type F = __m512;
     type I = __m512i;
@@ -233,11 +219,19 @@ impl Isa for Avx512 {
 
     #[inline(always)]
     fn sum(self, v: __m512) -> f32 {
-        tree!(_mm256_add_ps, _mm_add_ps, v)
+        // SAFETY: `self` proves AVX-512F and DQ.
+        unsafe {
+            let (low, high) = (_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            tree_of_eight!(_mm_add_ps, _mm256_add_ps(low, high))
+        }
     }
 
     #[inline(always)]
     fn greatest(self, v: __m512) -> f32 {
-        tree!(_mm256_max_ps, _mm_max_ps, v)
+        // SAFETY: `self` proves AVX-512F and DQ.
+        unsafe {
+            let (low, high) = (_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            tree_of_eight!(_mm_max_ps, _mm256_max_ps(low, high))
+        }
     }
 }

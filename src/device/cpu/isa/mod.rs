@@ -5,6 +5,17 @@
 //! exactly defined (IEEE with one rounding, or exact integers), so every instruction set gives the same bits by
 //! construction. A value of an [`Isa`] type is proof that the processor has its instructions.
 
+/// The tree of [`Isa::sum`] from eight lanes on, by an instruction of two operands. Needs AVX.
+#[cfg(target_arch = "x86_64")]
+macro_rules! tree_of_eight {
+    ($of_two:ident, $eight:expr) => {{
+        let eight = $eight;
+        let four = $of_two(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+        let two = $of_two(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32($of_two(two, _mm_shuffle_ps::<1>(two, two)))
+    }};
+}
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
