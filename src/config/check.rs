@@ -1,8 +1,8 @@
 //! Values that have the right type and make no sense.
 
 use super::{
-    Config, DeviceKind, IdleConfig, MlxConfig, PrecisionSetting, SparseOverride, SpecPrefillConfig,
-    SpeculationConfig, SpeculationOverride,
+    Config, DeviceKind, IdleConfig, MlxConfig, PrecisionSetting, RecoveryConfig, SparseOverride,
+    SpecPrefillConfig, SpeculationConfig, SpeculationOverride,
 };
 
 /// A value that is refused.
@@ -18,8 +18,20 @@ pub(super) struct Refused {
 
 /// Checks every value by itself, then those that must fit together.
 pub(super) fn check(config: &Config) -> Result<(), Refused> {
-    let Config { model, cache, specprefill, speculation, policy, scheduler, replay, sampling, sim, mlx, ui } =
-        config;
+    let Config {
+        model,
+        cache,
+        specprefill,
+        speculation,
+        recovery,
+        policy,
+        scheduler,
+        replay,
+        sampling,
+        sim,
+        mlx,
+        ui,
+    } = config;
     require(
         model.device.kind() != DeviceKind::Mlx || model.precision != PrecisionSetting::Int8,
         "model.precision",
@@ -42,6 +54,7 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
     )?;
     check_specprefill(specprefill)?;
     check_speculation(speculation)?;
+    check_recovery(recovery)?;
     for (name, says) in policy.names().filter_map(|name| Some((name, policy.get(name)?))) {
         let section = format!("policy.{name}");
         check_sparse(&section, says.specprefill())?;
@@ -49,10 +62,12 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
     }
     whole("scheduler.max_sequences", scheduler.max_sequences, 1, 1024)?;
     whole("scheduler.chunk_tokens", scheduler.chunk_tokens, 1, 65_536)?;
+    scheduler.step_tokens.map_or(Ok(()), |tokens| whole("scheduler.step_tokens", tokens, 1, 1 << 20))?;
     if let IdleConfig::Seconds(seconds) = replay.idle {
         not_negative("replay.idle", seconds)?;
     }
     not_negative("replay.idle_scale", replay.idle_scale)?;
+    replay.idle_cap_s.map_or(Ok(()), |cap| not_negative("replay.idle_cap_s", cap))?;
     require(
         replay.max_output_tokens > 0,
         "replay.max_output_tokens",
@@ -133,6 +148,28 @@ fn check_depth(section: &str, says: SpeculationOverride) -> Result<(), Refused> 
         }
         None => Ok(()),
     }
+}
+
+fn check_recovery(recovery: &RecoveryConfig) -> Result<(), Refused> {
+    let tokens = |key, value: u64, most| whole(key, usize::try_from(value).unwrap_or(usize::MAX), 1, most);
+    tokens("recovery.slice_tokens", recovery.slice_tokens, 65_536)?;
+    let share = recovery.budget_pct;
+    require((0.0..=100.0).contains(&share), "recovery.budget_pct", share, "percent from 0 to 100")?;
+    if let Some(most) = recovery.budget_tokens {
+        tokens("recovery.budget_tokens", most, 1 << 24)?;
+    }
+    let window = recovery.window_s;
+    require((0.01..=3600.0).contains(&window), "recovery.window_s", window, "seconds from 0.01 to 3600")?;
+    tokens("recovery.adoption_blocks", recovery.adoption_blocks, 4096)?;
+    let targets = [
+        ("recovery.delay_target_s", recovery.delay_target_s),
+        ("recovery.ttft_target_s", recovery.ttft_target_s),
+        ("recovery.itl_target_s", recovery.itl_target_s),
+    ];
+    targets
+        .into_iter()
+        .filter_map(|(key, value)| Some((key, value?)))
+        .try_for_each(|(key, value)| require(value.is_finite() && value > 0.0, key, value, "seconds above 0"))
 }
 
 /// A limit below what any model takes is a missing unit: `memory_limit = 48`.

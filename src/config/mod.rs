@@ -7,6 +7,7 @@ mod bytes;
 mod check;
 mod load;
 mod policy;
+mod recovery;
 mod sparse;
 mod speculation;
 pub mod suggest;
@@ -20,6 +21,7 @@ use crate::decode::Sampling;
 use crate::session::ReplayMode;
 pub use load::{ConfigError, Override, load, load_over, session_may_set};
 pub use policy::{PlaceholderPolicy, SnapshotPolicy};
+pub use recovery::{AdoptionRule, RecoveryConfig, RecoveryPolicy};
 pub use sparse::{Aggregation, QuerySource, ScorerChoice, SparseLeaves, SparseOverride, SpecPrefillConfig};
 pub use speculation::{ControllerKind, DrafterKind, SpeculationConfig, SpeculationOverride, drafters_wanted};
 pub use transport::{MAX_TRANSPORT_CHARS, TransportPolicy, Transports, is_transport_name};
@@ -39,6 +41,8 @@ pub struct Config {
     pub specprefill: SpecPrefillConfig,
     /// Speculative decoding.
     pub speculation: SpeculationConfig,
+    /// Background recovery.
+    pub recovery: RecoveryConfig,
     /// Defaults of transports.
     pub policy: Transports,
     /// The scheduler.
@@ -221,11 +225,14 @@ pub struct SchedulerConfig {
     pub max_sequences: usize,
     /// Tokens of a prefill chunk.
     pub chunk_tokens: usize,
+    /// Tokens of a step, over all sequences: those that decode come first, and chunks of prefills, oldest first, share what is left. Without it a step
+    /// is a chunk of the oldest prefill beside everything that decodes.
+    pub step_tokens: Option<usize>,
 }
 
 impl Default for SchedulerConfig {
     fn default() -> SchedulerConfig {
-        SchedulerConfig { max_sequences: 4, chunk_tokens: 256 }
+        SchedulerConfig { max_sequences: 4, chunk_tokens: 256, step_tokens: None }
     }
 }
 
@@ -269,6 +276,8 @@ pub struct ReplayConfig {
     pub idle: IdleConfig,
     /// Factor on the gaps.
     pub idle_scale: f64,
+    /// The longest gap, after the factor, seconds. Without it, none is cut.
+    pub idle_cap_s: Option<f64>,
     /// Reply tokens where the request does not say.
     pub max_output_tokens: u64,
     /// The clock.
@@ -283,6 +292,7 @@ impl Default for ReplayConfig {
             mode: ReplayMode::Recorded,
             idle: IdleConfig::Word(IdleWord::Recorded),
             idle_scale: 1.0,
+            idle_cap_s: None,
             max_output_tokens: 64,
             clock: ClockKind::Virtual,
             tell_logits: false,

@@ -167,6 +167,7 @@ impl<'a> Scheduler<'a> {
             segments: submission.segments.clone(),
             items: submission.items.clone(),
             max_output_tokens: Some(submission.max_output_tokens),
+            delayed: None,
         };
         let arrived_at = clock.now();
         out.emit(arrived_at, Some(submission.lane), Some(request), Body::Arrived(Box::new(arrival)));

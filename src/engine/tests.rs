@@ -486,8 +486,8 @@ proptest! {
             let cache = scheduler.cache_mut();
             (cache.used_pages(), cache.cached_blocks())
         });
-        let (_, alone) = run(SchedulerConfig { max_sequences: 1, chunk_tokens: 10_000 });
-        let ((used, cached), events) = run(SchedulerConfig { max_sequences, chunk_tokens });
+        let (_, alone) = run(SchedulerConfig { max_sequences: 1, chunk_tokens: 10_000, ..SchedulerConfig::default() });
+        let ((used, cached), events) = run(SchedulerConfig { max_sequences, chunk_tokens, ..SchedulerConfig::default() });
         prop_assert_eq!(texts(&alone), texts(&events));
         prop_assert_eq!(used, cached);
     }
@@ -499,7 +499,7 @@ proptest! {
         cancels in prop::collection::vec((0_usize..40, 1_u64..5), 0..5),
         pages in 6_usize..30,
     ) {
-        let scheduling = SchedulerConfig { max_sequences: 3, chunk_tokens: 50 };
+        let scheduling = SchedulerConfig { max_sequences: 3, chunk_tokens: 50, ..SchedulerConfig::default() };
         let ((used, cached, ended), _) = with_scheduler(scheduling, pages, |scheduler, clock, out| {
             for length in &lengths {
                 scheduler.submit(submission((0..*length as u32).collect(), 4), clock, out);
@@ -526,7 +526,7 @@ proptest! {
 
 #[test]
 fn restored_state_is_the_recomputed_state() {
-    let scheduling = SchedulerConfig { max_sequences: 1, chunk_tokens: 100 };
+    let scheduling = SchedulerConfig { max_sequences: 1, chunk_tokens: 100, ..SchedulerConfig::default() };
     let prompt: Vec<u32> = (0..400).collect();
     let digests = |warm: bool| {
         with_scheduler(scheduling.clone(), 100, |scheduler, clock, out| {
@@ -557,7 +557,7 @@ fn restored_state_is_the_recomputed_state() {
 
 #[test]
 fn a_stale_page_ends_the_request_and_is_counted() {
-    let scheduling = SchedulerConfig { max_sequences: 2, chunk_tokens: 64 };
+    let scheduling = SchedulerConfig { max_sequences: 2, chunk_tokens: 64, ..SchedulerConfig::default() };
     let ((), events) = with_scheduler(scheduling, 100, |scheduler, clock, out| {
         let request = scheduler.submit(submission((0..300).collect(), 4), clock, out);
         scheduler.submit(submission((1000..1200).collect(), 4), clock, out);

@@ -9,6 +9,7 @@
 
 mod prompt;
 pub mod record;
+mod recovery;
 mod restore;
 mod sink;
 mod sparse;
@@ -19,8 +20,13 @@ mod time;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{ControllerKind, DrafterKind};
+use crate::recovery::standing::Why;
 
 pub use prompt::{Arrival, HistoryChange, Segment, SegmentRun, Source, TranscriptItem, segment_at};
+pub use recovery::{
+    BudgetReading, DebtConsidered, DebtTaken, JobEnded, JobId, Publication, RecoveryFacts, RecoverySlice,
+    Steps,
+};
 pub use restore::{
     BlockFact, Cause, Closest, Culprit, Divergence, EndState, Loss, Residency, Restore, Route, SsdRead,
     TokenText,
@@ -154,6 +160,9 @@ pub struct RunFacts {
     /// How speculative decoding is set up; `None` in recordings of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speculation: Option<SpeculationFacts>,
+    /// How recovery is set up; `None` in recordings of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovery: Option<RecoveryFacts>,
     /// The configuration that the session is meant for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub session_settings: Vec<SessionSetting>,
@@ -549,6 +558,46 @@ pub enum Body {
         depth: Option<u32>,
         /// What chooses the depth.
         controller: Option<ControllerKind>,
+    },
+    /// A request has ended, and this became of its debt. Told while recovery is on.
+    DebtConsidered(Box<DebtConsidered>),
+    /// A slice of a recovery job ran.
+    RecoverySlice(Box<RecoverySlice>),
+    /// A recovery job published, or tried to.
+    Published(Box<Publication>),
+    /// A recovery job's live state was given up.
+    Retired {
+        /// The job.
+        job: JobId,
+        /// For what.
+        why: Why,
+        /// Tokens of it that were not published.
+        tokens: u64,
+    },
+    /// The cache restores less than a recovery job had committed: some of it was lost.
+    CommitLowered {
+        /// The job.
+        job: JobId,
+        /// Tokens committed before.
+        from: u64,
+        /// Tokens committed now.
+        to: u64,
+    },
+    /// What a recovery job that does not run waits for; `None` when it goes on.
+    RecoveryWaits {
+        /// The job.
+        job: JobId,
+        /// For what.
+        why: Option<Why>,
+        /// Until the budget's next window, where that is what it waits for.
+        next_window: Option<Nanos>,
+    },
+    /// A recovery job is over.
+    RecoveryEnded(Box<JobEnded>),
+    /// The researcher switched recovery on or off.
+    RecoverySet {
+        /// Whether it is on.
+        enabled: bool,
     },
     /// Events were lost between the engine and a consumer.
     Gap {

@@ -151,4 +151,8 @@ pub struct Arrival {
     /// Reply tokens allowed; `None` as above.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_output_tokens: Option<u64>,
+    /// How long it had been there when background work gave way and it was taken note of: a collision. The request arrived so long before the event.
+    /// `None` where nothing was in its way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delayed: Option<Nanos>,
 }

@@ -39,6 +39,7 @@ fn arrival(turn: u32) -> Arrival {
         segments: Vec::new(),
         items: Vec::new(),
         max_output_tokens: Some(8),
+        delayed: None,
     }
 }
 

@@ -11,14 +11,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::standing::Why;
 use crate::cache::served::common_prefix;
 use crate::event::{Nanos, RequestId, Route};
 
 /// When a job publishes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// At every block boundary.
@@ -41,7 +41,7 @@ pub struct Candidate {
 }
 
 /// Why a request's debt is not taken on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Declined {
     /// Its suffix was computed densely, or not at all: what it stored is all there is.
@@ -52,12 +52,25 @@ pub enum Declined {
     NothingOwed,
 }
 
+impl Declined {
+    /// In words, for a line of its own.
+    pub fn words(self) -> &'static str {
+        match self {
+            Declined::NotSparse => "nothing of it was computed sparsely",
+            Declined::NoBudget => "the budget allows nothing",
+            Declined::NothingOwed => "all of it is restorable",
+        }
+    }
+}
+
 /// How a job ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum End {
     /// Everything up to the target is published.
     Complete,
+    /// Everything up to the target is restorable, by what others stored meanwhile.
+    NothingLeft,
     /// The cache did not take what was computed.
     StoreFailed,
     /// The lookup that serves requests does not find all of what was stored.
@@ -74,8 +87,25 @@ pub enum End {
     Cancelled,
 }
 
+impl End {
+    /// In words, for a line of its own.
+    pub fn words(self) -> &'static str {
+        match self {
+            End::Complete => "complete",
+            End::NothingLeft => "others published what was left",
+            End::StoreFailed => "the cache did not take it",
+            End::ReadBackShort => "what was stored is not found again",
+            End::CacheReset => "the cache lost its state",
+            End::OutOfMemory => "out of memory",
+            End::DeviceFailed => "the device failed",
+            End::Replaced => "another history took its place",
+            End::Cancelled => "cancelled",
+        }
+    }
+}
+
 /// What a job has done so far.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Tally {
     /// Slices that ran.
     pub slices: u64,

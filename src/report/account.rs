@@ -200,6 +200,7 @@ mod tests {
             segments: Vec::new(),
             items: Vec::new(),
             max_output_tokens: None,
+            delayed: None,
         };
         say(ledger, id, Body::Arrived(Box::new(arrival)));
         say(ledger, id, Body::Restored(Box::new(restored)));

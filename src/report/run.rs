@@ -195,6 +195,7 @@ mod tests {
                 segments: Vec::new(),
                 items: Vec::new(),
                 max_output_tokens: Some(8),
+                delayed: None,
             })));
             let Some(checkpoint) = *checkpoint else { continue };
             tell(Body::Restored(Box::new(Restore {

@@ -91,6 +91,7 @@ fn run() -> RunFacts {
         replay_mode: "recorded".into(),
         specprefill: None,
         speculation: None,
+        recovery: None,
         session_settings: Vec::new(),
     }
 }
@@ -106,6 +107,7 @@ fn arrival(request: u64, (_, checkpoint, suffix, _): &RestoreRow) -> Arrival {
         segments: Vec::new(),
         items: Vec::new(),
         max_output_tokens: None,
+        delayed: None,
     }
 }
 

@@ -112,6 +112,7 @@ fn tell(comparison: &mut Comparison, lane: usize, identity: Identity, requests: 
             segments: Vec::new(),
             items: Vec::new(),
             max_output_tokens: None,
+            delayed: None,
         };
         say(now, id, Body::Arrived(Box::new(arrival)));
         if let Some(message) = &told.ended {

@@ -64,6 +64,7 @@ pub(super) fn run() -> RunFacts {
         replay_mode: "recorded".into(),
         specprefill: None,
         speculation: None,
+        recovery: None,
         session_settings: Vec::new(),
     }
 }
@@ -114,6 +115,7 @@ fn tell(comparison: &mut Comparison, lane: usize, requests: &[Told]) {
                 segments,
                 items: Vec::new(),
                 max_output_tokens: None,
+                delayed: None,
             })),
         );
         say(
@@ -461,6 +463,7 @@ fn a_fork_is_another_course_of_the_session_and_adds_nothing_to_what_it_replaces(
             segments: Vec::new(),
             items: Vec::new(),
             max_output_tokens: None,
+            delayed: None,
         };
         say(50.0, Some(3), Body::Arrived(Box::new(arrival)));
         let token = Body::Token { token: 1, text: String::new(), index: 0, margin: None };

@@ -115,7 +115,10 @@ fn a_request_that_finds_no_page_takes_none_from_the_others() {
 
 #[test]
 fn the_device_is_not_asked_for_pages_of_a_chunk_that_the_bound_does_not_allow() {
-    let ground = Ground::sliceable(SchedulerConfig { max_sequences: 2, chunk_tokens: 100 }, 4);
+    let ground = Ground::sliceable(
+        SchedulerConfig { max_sequences: 2, chunk_tokens: 100, ..SchedulerConfig::default() },
+        4,
+    );
     let events = on(&ground, holding(3, 0), |scheduler, clock, out| {
         for (seed, tokens) in [(0, 20), (1, 900)] {
             scheduler.submit(submission(prompt(seed, tokens), 30), clock, out);
@@ -131,7 +134,7 @@ fn the_device_is_not_asked_for_pages_of_a_chunk_that_the_bound_does_not_allow() 
 
 #[test]
 fn half_of_what_is_missing_is_better_than_nothing() {
-    let scheduling = SchedulerConfig { max_sequences: 1, chunk_tokens: 1_000 };
+    let scheduling = SchedulerConfig { max_sequences: 1, chunk_tokens: 1_000, ..SchedulerConfig::default() };
     let ground = Ground::sliceable(scheduling, 100);
     let events = on(&ground, holding(5, 0), |scheduler, clock, out| {
         // Nothing is held yet, and the first chunk wants 10 pages, of which there are 5; then 6 of which there are 3.
@@ -252,7 +255,7 @@ proptest! {
     ) {
         const SHORT: usize = 16;
         const LONGEST: usize = 480;
-        let scheduling = SchedulerConfig { max_sequences, chunk_tokens };
+        let scheduling = SchedulerConfig { max_sequences, chunk_tokens, ..SchedulerConfig::default() };
         let ground = narrow(SnapshotPolicy::EVERY, scheduling, SHORT, LONGEST, 40);
         let mut config = config();
         config.cache.block_tokens = SHORT;

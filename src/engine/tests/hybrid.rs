@@ -17,7 +17,7 @@ const REPLY: u64 = 24;
 
 /// Ground with room for every running sequence at its longest, and for `snapshots` snapshots or a few more.
 fn ground(policy: SnapshotPolicy, chunk_tokens: usize, max_sequences: usize, snapshots: usize) -> Ground {
-    let scheduling = SchedulerConfig { max_sequences, chunk_tokens };
+    let scheduling = SchedulerConfig { max_sequences, chunk_tokens, ..SchedulerConfig::default() };
     narrow(policy, scheduling, SHORT, LONGEST, snapshots)
 }
 

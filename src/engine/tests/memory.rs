@@ -151,7 +151,7 @@ fn rows(spans: &[Span<'_>]) -> usize {
 
 /// Attention layers only, and a hybrid.
 pub(super) fn grounds(max_sequences: usize) -> [Ground; 2] {
-    let scheduling = SchedulerConfig { max_sequences, chunk_tokens: 100 };
+    let scheduling = SchedulerConfig { max_sequences, chunk_tokens: 100, ..SchedulerConfig::default() };
     let hybrid = narrow(SnapshotPolicy::EVERY, scheduling.clone(), BLOCK, 1_000, 40);
     [Ground::sliceable(scheduling, 100), hybrid]
 }
@@ -391,7 +391,10 @@ fn the_session_goes_on_after_a_request_without_memory() {
 
 #[test]
 fn memory_is_told_with_every_chunk_and_at_the_end() {
-    let ground = Ground::sliceable(SchedulerConfig { max_sequences: 1, chunk_tokens: 100 }, 100);
+    let ground = Ground::sliceable(
+        SchedulerConfig { max_sequences: 1, chunk_tokens: 100, ..SchedulerConfig::default() },
+        100,
+    );
     let events = on(&ground, NOTHING, |scheduler, clock, out| {
         scheduler.submit(submission(prompt(0, 250), 4), clock, out);
     });
@@ -426,7 +429,7 @@ fn the_sim_device_counts_no_memory() {
 fn on_cpu_shrunk_chunks_give_the_same_reply_and_memory_is_counted() {
     let mut config = config();
     config.model.threads = 2;
-    let scheduling = SchedulerConfig { max_sequences: 1, chunk_tokens: 100 };
+    let scheduling = SchedulerConfig { max_sequences: 1, chunk_tokens: 100, ..SchedulerConfig::default() };
     let ground = narrow(SnapshotPolicy::EVERY, scheduling, BLOCK, 400, 10);
     let run = |loaded: Loaded| {
         ground.run_on(loaded, |scheduler, clock, out| {

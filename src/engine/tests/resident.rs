@@ -194,7 +194,13 @@ fn compare(model: Fixture, ground: &Ground, steps: &[Step], seen: &mut Seen) {
 }
 
 fn ground(policy: SnapshotPolicy, chunk_tokens: usize, max_sequences: usize, snapshots: usize) -> Ground {
-    narrow(policy, SchedulerConfig { max_sequences, chunk_tokens }, BLOCK, LONGEST, snapshots)
+    narrow(
+        policy,
+        SchedulerConfig { max_sequences, chunk_tokens, ..SchedulerConfig::default() },
+        BLOCK,
+        LONGEST,
+        snapshots,
+    )
 }
 
 fn compare_all(name: &'static str) {

@@ -22,7 +22,7 @@ fn pair() -> Config {
     config.specprefill.enabled = Some(true);
     config.specprefill.threshold = Some(200);
     config.specprefill.tail_tokens = 64;
-    config.scheduler = SchedulerConfig { max_sequences: 2, chunk_tokens: 96 };
+    config.scheduler = SchedulerConfig { max_sequences: 2, chunk_tokens: 96, ..SchedulerConfig::default() };
     config
 }
 

@@ -58,7 +58,7 @@ fn of(model: &str, device: DeviceSetting, way: Way) -> Config {
     config.model.threads = 2;
     config.cache.block_tokens = BLOCK;
     config.specprefill.enabled = Some(false);
-    config.scheduler = SchedulerConfig { max_sequences: 2, chunk_tokens: 96 };
+    config.scheduler = SchedulerConfig { max_sequences: 2, chunk_tokens: 96, ..SchedulerConfig::default() };
     // One token is enough to draft what followed it, so much is drafted, and much of it taken back.
     config.speculation.ngram_tokens = 1;
     config.speculation.drafter = Some(way.drafter);

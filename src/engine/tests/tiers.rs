@@ -14,7 +14,7 @@ const LONGEST: usize = 480;
 const AMPLE: u64 = 1 << 30;
 
 fn ground(policy: SnapshotPolicy, snapshots: usize, dir: &Path, limit_bytes: u64) -> Ground {
-    let scheduling = SchedulerConfig { max_sequences: 2, chunk_tokens: 50 };
+    let scheduling = SchedulerConfig { max_sequences: 2, chunk_tokens: 50, ..SchedulerConfig::default() };
     let tier = Some(TierGround { dir: dir.to_owned(), limit_bytes, tuning: Tuning::default() });
     Ground { tier, ..narrow(policy, scheduling, SHORT, LONGEST, snapshots) }
 }
@@ -331,7 +331,7 @@ fn damage_of_an_earlier_runs_file_costs_what_is_behind_it_by_its_own_name() {
 
 #[test]
 fn a_fork_of_the_first_turn_is_a_branch() {
-    let scheduling = SchedulerConfig { max_sequences: 1, chunk_tokens: 64 };
+    let scheduling = SchedulerConfig { max_sequences: 1, chunk_tokens: 64, ..SchedulerConfig::default() };
     let (_, events) = with_scheduler(scheduling, 64, |scheduler, clock, out| {
         serve(scheduler, prompt(0, 200), clock, out);
         let fork = [prompt(0, 100), prompt(7, 60)].concat();

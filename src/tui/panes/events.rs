@@ -1,5 +1,7 @@
 //! The raw event stream, one line an event; that a sequence stays parked, told at every step, is one line.
 
+mod recovery;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use ratatui::layout::Rect;
@@ -117,6 +119,7 @@ fn event_line(event: &Event) -> EventLine {
             | Body::SessionCut { .. }
             | Body::TierTrouble { .. }
             | Body::SparseFellBack { .. }
+            | Body::CommitLowered { .. }
             | Body::FaultInjected { .. }
             | Body::BreakpointHit { .. }
             | Body::PrefillProgress { shrunk: Some(_), .. }
@@ -126,6 +129,9 @@ fn event_line(event: &Event) -> EventLine {
 
 /// The event's name and its figures in words.
 fn describe(body: &Body) -> (&'static str, String) {
+    if let Some(told) = recovery::describe(body) {
+        return told;
+    }
     match body {
         Body::RunStarted(run) => (
             "run_started",
@@ -365,6 +371,15 @@ fn describe(body: &Body) -> (&'static str, String) {
             ("gap", format!("events {} to {} were lost", thousands(*from), thousands(*to)))
         }
         Body::EngineFailed { message } => ("engine_failed", safe(message)),
+        // Told above.
+        Body::DebtConsidered(_)
+        | Body::RecoverySlice(_)
+        | Body::Published(_)
+        | Body::Retired { .. }
+        | Body::CommitLowered { .. }
+        | Body::RecoveryWaits { .. }
+        | Body::RecoveryEnded(_)
+        | Body::RecoverySet { .. } => ("recovery", String::new()),
         Body::RunEnded => ("run_ended", String::new()),
     }
 }

@@ -71,6 +71,7 @@ impl Run {
             replay_mode: "recorded".into(),
             specprefill: None,
             speculation: None,
+            recovery: None,
             session_settings: Vec::new(),
         };
         change(&mut facts);
@@ -331,6 +332,7 @@ fn arrival(turn: &Turn, prompt: u64, first: bool) -> Arrival {
         segments,
         items,
         max_output_tokens: Some(64),
+        delayed: None,
     }
 }
 
