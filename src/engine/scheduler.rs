@@ -20,14 +20,13 @@ use sha2::{Digest, Sha256};
 
 use super::clock::Clock;
 use super::emitter::Emitter;
-use super::sequence::{Course, Ended, Sequence, Stage, Submission};
+use super::sequence::{Ended, Sequence, Stage, Submission};
 use crate::cache::boundary::Boundaries;
 use crate::cache::recurrent::RecurrentState;
 use crate::cache::restore::Decode;
 use crate::cache::served::Served;
 use crate::cache::{Cache, CacheFull, StaleState};
 use crate::config::{CacheConfig, PlaceholderPolicy, SchedulerConfig, SnapshotPolicy};
-use crate::decode::Sampler;
 use crate::device::{DeviceError, Executor, MemoryUse};
 use crate::event::{
     Arrival, Body, DeviceMemory, FinishReason, LaneId, Nanos, Phase, RequestId, Route, SlotMemory,
@@ -171,31 +170,7 @@ impl<'a> Scheduler<'a> {
         };
         let arrived_at = clock.now();
         out.emit(arrived_at, Some(submission.lane), Some(request), Body::Arrived(Box::new(arrival)));
-        self.queue.push_back(Sequence {
-            request,
-            arrived_at,
-            stage: Stage::Queued,
-            tokens: submission.prompt.clone(),
-            course: Course::Dense,
-            scoring: None,
-            computed: 0,
-            restored: 0,
-            pages: Vec::new(),
-            recurrent: None,
-            sampler: Sampler::new(submission.sampling),
-            stream: self.text.stream(),
-            text: String::new(),
-            prefill: Default::default(),
-            decode: Default::default(),
-            shared_forwards: 0,
-            evicted_blocks: 0,
-            dropped_snapshots: 0,
-            shrunk: false,
-            speculating: None,
-            head: None,
-            head_priming: (0, Nanos(0)),
-            submission,
-        });
+        self.queue.push_back(Sequence::new(request, arrived_at, submission, self.text.stream()));
         request
     }
 

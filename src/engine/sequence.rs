@@ -148,6 +148,42 @@ pub(super) struct Sequence<'a> {
     pub(super) submission: Submission,
 }
 
+impl<'a> Sequence<'a> {
+    /// A sequence of which nothing is computed.
+    pub(super) fn new(
+        request: RequestId,
+        arrived_at: Stamp,
+        submission: Submission,
+        stream: TextStream<'a>,
+    ) -> Sequence<'a> {
+        Sequence {
+            request,
+            arrived_at,
+            stage: Stage::Queued,
+            tokens: submission.prompt.clone(),
+            course: Course::Dense,
+            scoring: None,
+            computed: 0,
+            restored: 0,
+            pages: Vec::new(),
+            recurrent: None,
+            sampler: Sampler::new(submission.sampling),
+            stream,
+            text: String::new(),
+            prefill: Nanos(0),
+            decode: Nanos(0),
+            shared_forwards: 0,
+            evicted_blocks: 0,
+            dropped_snapshots: 0,
+            shrunk: false,
+            speculating: None,
+            head: None,
+            head_priming: (0, Nanos(0)),
+            submission,
+        }
+    }
+}
+
 impl Sequence<'_> {
     pub(super) fn prompt_tokens(&self) -> usize {
         self.submission.prompt.len()

@@ -14,6 +14,8 @@ pub enum Route {
     Dense,
     /// Part of the suffix is computed (SpecPrefill).
     Sparse,
+    /// Computed densely by a recovery job, while nobody waited: no request takes this route, it says where a block comes from.
+    Recovery,
 }
 
 impl Route {
@@ -23,6 +25,7 @@ impl Route {
             Route::CacheHit => "cache_hit",
             Route::Dense => "dense",
             Route::Sparse => "sparse",
+            Route::Recovery => "recovery",
         }
     }
 }

@@ -5,7 +5,7 @@
 //! on which a request fails can forget it. One that never departs, because the thread that held it hangs, counts no longer than [`Arrivals::TTL`].
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// One engine of the process.
@@ -51,12 +51,6 @@ pub struct Announced {
 impl Arrivals {
     /// How long a request counts that neither is admitted nor departs.
     pub const TTL: Duration = Duration::from_secs(120);
-
-    /// The registry of this process.
-    pub fn of_process() -> Arc<Arrivals> {
-        static PROCESS: LazyLock<Arc<Arrivals>> = LazyLock::new(Arc::default);
-        Arc::clone(&PROCESS)
-    }
 
     /// Announces a request for `engine`.
     pub fn announce(self: &Arc<Self>, engine: EngineId, now: Instant) -> Announced {

@@ -2,8 +2,8 @@
 //!
 //! Slices of several engines in one process take turns: two at once would each take twice as long, and a foreground request would wait for both.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock};
 
 /// What at most one holds.
 #[derive(Debug, Default)]
@@ -18,12 +18,6 @@ pub struct Held {
 }
 
 impl Claim {
-    /// The claim of this process.
-    pub fn of_process() -> Arc<Claim> {
-        static PROCESS: LazyLock<Arc<Claim>> = LazyLock::new(Arc::default);
-        Arc::clone(&PROCESS)
-    }
-
     /// Takes it; `None` while somebody holds it. Never waits.
     pub fn take(self: &Arc<Self>) -> Option<Held> {
         let taken = self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);

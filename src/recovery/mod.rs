@@ -11,6 +11,7 @@
 //! * [`claim`]: which engine's slice runs, of which there is never more than one;
 //! * [`standing`]: whether a slice may run now, and if not, whether unpublished state has to go;
 //! * [`job`]: what is being recovered, how far it has come, and every way in which that ends;
+//! * [`neighbours`]: what the engines of a process share of the above;
 //! * [`adoption`]: how much of what is durable the next request is shown.
 //!
 //! Two things are told apart throughout. *Published* state is durable: it is in the cache, was read back through the lookup that serves requests, and
@@ -22,4 +23,5 @@ pub mod arrivals;
 pub mod budget;
 pub mod claim;
 pub mod job;
+pub mod neighbours;
 pub mod standing;

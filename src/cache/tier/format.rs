@@ -208,7 +208,7 @@ struct RawMetadata<'a> {
     written_unix_ms: Cow<'a, str>,
 }
 
-const ROUTES: [Route; 3] = [Route::CacheHit, Route::Dense, Route::Sparse];
+const ROUTES: [Route; 4] = [Route::CacheHit, Route::Dense, Route::Sparse, Route::Recovery];
 
 impl Header {
     /// Bytes of the file's tokens.

@@ -24,7 +24,7 @@ const MAGIC: &[u8] = b"escarp cache index 1\n";
 const MOST_BYTES: u64 = 1 << 30;
 
 const PARTS: [Part; 2] = [Part::Block, Part::Snapshot];
-const ROUTES: [Route; 3] = [Route::CacheHit, Route::Dense, Route::Sparse];
+const ROUTES: [Route; 4] = [Route::CacheHit, Route::Dense, Route::Sparse, Route::Recovery];
 
 /// The index of `catalogue`, without its checksum.
 pub(super) fn encode(catalogue: &Catalogue) -> Vec<u8> {
