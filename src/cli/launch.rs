@@ -10,6 +10,7 @@ use crate::engine::{Command, Engine, Setup};
 use crate::event::Fanout;
 use crate::event::record::Recorder;
 use crate::model;
+use crate::recovery::neighbours::Neighbours;
 use crate::session::Session;
 
 /// An engine under way.
@@ -32,7 +33,13 @@ impl Run {
         };
         let for_load = config.clone();
         let load = Box::new(move || model::load(&for_load));
-        let setup = Setup { config, session: Arc::new(session), load, sink: Box::new(sink) };
+        let setup = Setup {
+            neighbours: Neighbours::open(&config.recovery),
+            config,
+            session: Arc::new(session),
+            load,
+            sink: Box::new(sink),
+        };
         let engine = Engine::start(setup).map_err(Failure::run)?;
         Ok(Run { engine, recorder })
     }
@@ -81,7 +88,13 @@ impl LaneRuns {
             };
             let for_load = config.clone();
             let load = Box::new(move || model::load(&for_load));
-            let setup = Setup { config, session: Arc::clone(session), load, sink: Box::new(sink) };
+            let setup = Setup {
+                neighbours: Neighbours::open(&config.recovery),
+                config,
+                session: Arc::clone(session),
+                load,
+                sink: Box::new(sink),
+            };
             setups.push(LaneSetup { name, setup });
         }
         let lockstep = Lockstep::start(setups, first, sink).map_err(Failure::run)?;

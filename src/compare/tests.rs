@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::engine::{Command, Setup};
 use crate::event::{Event, Fanout, Gate, LaneId};
 use crate::model;
+use crate::recovery::neighbours::Neighbours;
 use crate::session::Session;
 
 /// Longer than anything here takes, even on a machine that does much else.
@@ -34,7 +35,13 @@ fn session(turns: usize) -> Arc<Session> {
 fn lane(name: &str, config: Config, session: &Arc<Session>) -> LaneSetup {
     let for_load = config.clone();
     let load = Box::new(move || model::load(&for_load));
-    let setup = Setup { config, session: Arc::clone(session), load, sink: Box::new(Fanout::new()) };
+    let setup = Setup {
+        neighbours: Neighbours::open(&config.recovery),
+        config,
+        session: Arc::clone(session),
+        load,
+        sink: Box::new(Fanout::new()),
+    };
     LaneSetup { name: name.to_owned(), setup }
 }
 

@@ -37,6 +37,11 @@ impl Clock {
         }
     }
 
+    /// Whether time passes only by what is spent on it.
+    pub fn is_virtual(&self) -> bool {
+        matches!(self, Clock::Virtual { .. })
+    }
+
     /// Now.
     pub fn now(&self) -> Stamp {
         match self {
@@ -83,15 +88,10 @@ impl Clock {
         (result, took)
     }
 
-    /// Lets an idle gap pass at once, where this clock can; otherwise gives how long to wait.
-    pub fn skip(&mut self, idle: Nanos) -> Option<Duration> {
-        match self {
-            Clock::Wall { .. } if idle.0 > 0 => Some(Duration::from_nanos(idle.0)),
-            Clock::Wall { .. } => None,
-            Clock::Virtual { now, .. } => {
-                now.0 = now.0.saturating_add(idle.0);
-                None
-            }
+    /// Lets time pass up to `until` at once, where this clock can. It never goes back.
+    pub fn skip_to(&mut self, until: Stamp) {
+        if let Clock::Virtual { now, .. } = self {
+            *now = (*now).max(until);
         }
     }
 }
@@ -104,7 +104,8 @@ mod tests {
     fn a_virtual_gap_passes_at_once_and_in_full() {
         let mut clock = Clock::start(ClockKind::Virtual, true);
         let began = Instant::now();
-        assert_eq!(clock.skip(Nanos::from_seconds(3600.0)), None);
+        clock.skip_to(Stamp(3_600_000_000_000));
+        clock.skip_to(Stamp(0));
         clock.spend(Nanos::from_seconds(1.5));
         assert_eq!(clock.now(), Stamp(3_601_500_000_000));
         assert!(began.elapsed() < Duration::from_secs(60));

@@ -5,17 +5,20 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use super::asked::Sent;
+use super::background::Rest;
 use super::clock::Clock;
 use super::emitter::Emitter;
 use super::lane::{Injection, Lane};
-use super::scheduler::{Scheduler, StepOutcome};
+use super::scheduler::{Late, Scheduler, StepOutcome};
 use super::sequence::{Ended, Submission};
 use super::watch::Hit;
 use super::{Command, Subject};
 use crate::config::{Config, IdleConfig, IdleWord, SparseOverride, SpeculationOverride};
-use crate::event::{Body, Gate, LaneId, Nanos, Preview, Segment, Survival, TranscriptItem};
+use crate::event::{Body, Gate, LaneId, Nanos, Preview, Segment, Stamp, Survival, TranscriptItem};
 use crate::model::text::{Rendered, TextCodec};
 use crate::prefill::survival::{said, survival};
+use crate::recovery::arrivals::Announced;
 use crate::session::{Message, Player, Role, Turn};
 
 /// How far the engine may go by itself.
@@ -35,7 +38,7 @@ enum Drive {
 struct Waiting {
     turn: Turn,
     max_output_tokens: Option<u64>,
-    until: Option<Instant>,
+    until: Stamp,
 }
 
 /// The loop's state.
@@ -49,6 +52,8 @@ pub(super) struct Host<'a> {
     /// The lane that commands drive.
     active: LaneId,
     waiting: Option<Waiting>,
+    /// The presence of a request that was asked for and is not made yet, and when it was asked for.
+    asked_for: Option<(Announced, Instant)>,
     drive: Drive,
     /// Whether it was a [`Command::Pause`] that held it.
     paused: bool,
@@ -73,6 +78,7 @@ impl<'a> Host<'a> {
             lanes: vec![Lane::new(player)],
             active: LaneId(0),
             waiting: None,
+            asked_for: None,
             drive: Drive::Held,
             paused: false,
             gate: None,
@@ -80,7 +86,7 @@ impl<'a> Host<'a> {
     }
 
     /// Runs until [`Command::Shutdown`] or until nobody can send commands any more.
-    pub(super) fn run(mut self, commands: &Receiver<Command>) {
+    pub(super) fn run(mut self, commands: &Receiver<Sent>) {
         let title = self.lanes[0].player.session().title.clone();
         self.emit(LaneId(0), Body::LaneOpened { parent: None, at_turn: None, title });
         self.cut_session();
@@ -92,6 +98,7 @@ impl<'a> Host<'a> {
         for ended in self.scheduler.cancel_all(&mut self.clock, self.out) {
             self.note_end(ended);
         }
+        self.scheduler.end_recovery(&self.clock, self.out);
         self.scheduler.close_tier(&self.clock, self.out);
         let now = self.clock.now();
         self.out.emit(now, None, None, Body::RunEnded);
@@ -106,40 +113,48 @@ impl<'a> Host<'a> {
     }
 
     /// Takes what has been asked for; waits for it when there is nothing else to do. `false` ends the loop.
-    fn take_commands(&mut self, commands: &Receiver<Command>) -> bool {
+    fn take_commands(&mut self, commands: &Receiver<Sent>) -> bool {
         loop {
-            let command = match self.patience() {
+            let Sent { command, at, announced } = match self.patience() {
                 Some(Duration::ZERO) => match commands.try_recv() {
-                    Ok(command) => command,
+                    Ok(sent) => sent,
                     Err(std::sync::mpsc::TryRecvError::Empty) => return true,
                     Err(std::sync::mpsc::TryRecvError::Disconnected) => return false,
                 },
                 Some(wait) => match commands.recv_timeout(wait) {
-                    Ok(command) => command,
+                    Ok(sent) => sent,
                     Err(RecvTimeoutError::Timeout) => return true,
                     Err(RecvTimeoutError::Disconnected) => return false,
                 },
                 None => match commands.recv() {
-                    Ok(command) => command,
+                    Ok(sent) => sent,
                     Err(_) => return false,
                 },
             };
+            self.scheduler.command_taken(&command);
             if command == Command::Shutdown {
                 return false;
             }
+            self.asked_for = announced.map(|announced| (announced, at)).or(self.asked_for.take());
             self.obey(command);
             self.show_gate();
         }
     }
 
-    /// How long the loop may wait for a command: not at all while there is work, until the idle gap is over, or for ever.
+    /// How long the loop may wait for a command: not at all while there is work, until the idle gap is over, or for ever. Background work is some
+    /// too, as long as time passes for it.
     fn patience(&self) -> Option<Duration> {
-        if self.drive == Drive::Held {
-            return None;
-        }
-        match &self.waiting {
-            Some(Waiting { until: Some(until), .. }) if self.scheduler.is_idle() => {
-                Some(until.saturating_duration_since(Instant::now()))
+        let rest = || match self.scheduler.rest(&self.clock) {
+            Rest::No => Some(Duration::ZERO),
+            Rest::For(time) => Some(time),
+            Rest::Open => None,
+        };
+        match (&self.waiting, self.drive) {
+            (_, Drive::Held) if self.clock.is_virtual() => None,
+            (_, Drive::Held) => rest(),
+            (Some(Waiting { until, .. }), _) if self.scheduler.is_idle() && !self.clock.is_virtual() => {
+                let gap = Duration::from_nanos(until.since(self.clock.now()).0);
+                Some(rest().map_or(gap, |rest| rest.min(gap)))
             }
             _ => Some(Duration::ZERO),
         }
@@ -192,12 +207,17 @@ impl<'a> Host<'a> {
                 let SpeculationOverride { drafter, depth, controller } = by_hand;
                 self.emit(self.active, Body::SpeculationSet { drafter, depth, controller });
             }
+            Command::Recovery { enabled } => {
+                self.scheduler.set_recovery(enabled, &self.clock, self.out);
+                self.emit(self.active, Body::RecoverySet { enabled });
+            }
             Command::MeasureVerify(measure) => self.scheduler.measure_verify(measure),
             Command::Rescore { ticket, request, knobs } => {
                 let rescored = self.scheduler.rescore(ticket, request, knobs);
                 self.emit(self.active, Body::Rescored(Box::new(rescored)));
             }
             Command::EvictAll => {
+                self.scheduler.lose_recovery(&self.clock, self.out);
                 self.scheduler.evict_all(&self.clock);
             }
             Command::Panic => panic!("asked to, to show that the engine thread is supervised"),
@@ -232,9 +252,15 @@ impl<'a> Host<'a> {
     /// Does one unit of work, as far as the drive allows.
     fn advance(&mut self) {
         if self.drive == Drive::Held {
+            // Whoever asked for a request has been answered otherwise.
+            self.asked_for = None;
+            if !self.clock.is_virtual() {
+                self.scheduler.background_step(None, &mut self.clock, self.out);
+            }
             return;
         }
         if self.scheduler.is_idle() && !self.start_turn() {
+            self.pass_gap();
             return;
         }
         let StepOutcome { phases, ended } = self.scheduler.step(&mut self.clock, self.out);
@@ -322,9 +348,9 @@ impl<'a> Host<'a> {
         if self.waiting.is_none() && !self.await_next() {
             return false;
         }
-        let over = |until: Option<Instant>| until.is_none_or(|until| until <= Instant::now());
+        let now = self.clock.now();
         match self.waiting.take() {
-            Some(waiting) if over(waiting.until) => self.submit(waiting),
+            Some(waiting) if waiting.until <= now => self.submit(waiting),
             waiting => {
                 self.waiting = waiting;
                 false
@@ -339,9 +365,26 @@ impl<'a> Host<'a> {
             return false;
         };
         turn.idle = self.idle_before(&turn);
-        let until = self.clock.skip(turn.idle).map(|wait| Instant::now() + wait);
+        if turn.idle.0 > 0 {
+            // Nobody is there before the gap is over.
+            self.asked_for = None;
+        }
+        let until = self.clock.now().after(turn.idle);
         self.waiting = Some(Waiting { turn, max_output_tokens, until });
         true
+    }
+
+    /// Has background work done while an idle gap lasts. A virtual clock goes on to where something happens next.
+    fn pass_gap(&mut self) {
+        let Some(until) = self.waiting.as_ref().map(|waiting| waiting.until) else { return };
+        match self.scheduler.background_step(Some(until), &mut self.clock, self.out) {
+            Rest::No => {}
+            Rest::For(time) => {
+                let next = self.clock.now().after(Nanos::from(time));
+                self.clock.skip_to(next.min(until));
+            }
+            Rest::Open => self.clock.skip_to(until),
+        }
     }
 
     fn idle_before(&self, turn: &Turn) -> Nanos {
@@ -355,7 +398,8 @@ impl<'a> Host<'a> {
 
     /// Renders a turn and submits it. `false` when it cannot run.
     fn submit(&mut self, waiting: Waiting) -> bool {
-        let Waiting { turn, max_output_tokens, .. } = waiting;
+        let Waiting { turn, max_output_tokens, until } = waiting;
+        let late = self.late(until);
         let (rendered, problem) = match self.text.render(&turn.conversation) {
             Ok(rendered) => (rendered, None),
             Err(error) => (Rendered { tokens: Vec::new(), segments: Vec::new() }, Some(error.to_string())),
@@ -365,7 +409,7 @@ impl<'a> Host<'a> {
         let submission = self.submission(self.active, lane, turn, rendered, max_output_tokens);
         match problem {
             None => {
-                self.scheduler.submit(submission, &self.clock, self.out);
+                self.scheduler.submit_late(submission, late, &self.clock, self.out);
                 true
             }
             Some(problem) => {
@@ -375,6 +419,15 @@ impl<'a> Host<'a> {
                 false
             }
         }
+    }
+
+    /// What is known of a request that was due at `due`.
+    fn late(&mut self, due: Stamp) -> Late {
+        let (announced, asked_at) = self.asked_for.take().unzip();
+        let by_wall = asked_at.filter(|_| !self.clock.is_virtual());
+        // What was typed in was due when it was sent; the turn of a session when its gap was over.
+        let since_sent = by_wall.and_then(|at| self.scheduler.delay_since(at));
+        Late { announced, delayed: self.scheduler.delay_of(due).max(since_sent) }
     }
 
     fn does_not_fit(&self, prompt_tokens: usize) -> Option<String> {
@@ -424,6 +477,7 @@ impl<'a> Host<'a> {
             speculation: turn.overrides.speculation,
             transport: turn.overrides.transport,
             protected_tokens: measured.unwrap_or(0),
+            recovers: None,
             predecessor,
         }
     }

@@ -2,6 +2,8 @@
 //!
 //! It knows nothing of terminals, command lines or async runtimes, and never waits for a consumer.
 
+mod asked;
+mod background;
 mod clock;
 mod emitter;
 mod fault;
@@ -14,6 +16,7 @@ mod watch;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use crate::cache::budget::Budget;
 use crate::cache::tier::{Layers, StateBytes, Tier, TierError};
@@ -34,7 +37,10 @@ use crate::model::text::TextCodec;
 use crate::model::{Loaded, LoadedDraft, LoadedScorer, ModelError};
 use crate::prefill::scorer::{Scorer, ScorerSettings};
 use crate::prefill::sparse::resolve;
+use crate::recovery::neighbours::{Member, Neighbours};
 use crate::session::{Message, Player, ReplayMode, Role, Session, Setting};
+use asked::{Asked, Sent};
+use background::Background;
 use clock::Clock;
 use emitter::Emitter;
 pub use fault::{BadFault, Fault};
@@ -105,6 +111,11 @@ pub enum Command {
     SpecPrefill(SparseOverride),
     /// Set speculative decoding by hand, in place of what was set so before, for every request that is admitted from now on.
     Speculation(SpeculationOverride),
+    /// Switch background recovery on or off. Off ends the job under way.
+    Recovery {
+        /// Whether it is on.
+        enabled: bool,
+    },
     /// Have the cost of forwards of several widths measured whenever a reply has ended, from now on, or no longer.
     MeasureVerify(bool),
     /// Choose again from the attention that the latest scoring captured, without running the scorer. The answer is [`Body::Rescored`].
@@ -180,6 +191,8 @@ pub struct Setup {
     pub config: Config,
     /// The session to replay.
     pub session: Arc<Session>,
+    /// The engines it shares a process with, as far as background work goes: [`Neighbours::open`] where it is to be disturbed by none.
+    pub neighbours: Neighbours,
     /// Loads the model; called on the engine thread, which owns every device object.
     pub load: Box<dyn FnOnce() -> Result<Loaded, ModelError> + Send>,
     /// Where events go. Called on the engine thread; must not block.
@@ -188,7 +201,9 @@ pub struct Setup {
 
 /// The engine's outside: commands in. Events come through [`Setup::sink`].
 pub struct Engine {
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<Sent>,
+    asked: Arc<Asked>,
+    member: Arc<Member>,
     thread: JoinHandle<()>,
 }
 
@@ -197,14 +212,21 @@ impl Engine {
     /// [`Body::EngineFailed`].
     pub fn start(setup: Setup) -> std::io::Result<Engine> {
         let (commands, receiver) = mpsc::channel();
-        let thread =
-            std::thread::Builder::new().name("engine".to_owned()).spawn(move || run(setup, &receiver))?;
-        Ok(Engine { commands, thread })
+        let asked = Arc::<Asked>::default();
+        let member = Arc::new(setup.neighbours.join());
+        let background =
+            Background::new(setup.config.recovery.clone(), Arc::clone(&member), Arc::clone(&asked));
+        let thread = std::thread::Builder::new()
+            .name("engine".to_owned())
+            .spawn(move || run(setup, background, &receiver))?;
+        Ok(Engine { commands, asked, member, thread })
     }
 
-    /// Sends a command; `false` when the engine has ended.
+    /// Sends a command; `false` when the engine has ended. One that leads to a request is seen in all of the process from here on.
     pub fn send(&self, command: Command) -> bool {
-        self.commands.send(command).is_ok()
+        let announced = command.brings_request().then(|| self.member.announce());
+        self.asked.note(&command);
+        self.commands.send(Sent { command, at: Instant::now(), announced }).is_ok()
     }
 
     /// Waits for the engine thread to end. It ends on [`Command::Shutdown`], or when no sender is left.
@@ -215,10 +237,11 @@ impl Engine {
     }
 }
 
-fn run(setup: Setup, commands: &mpsc::Receiver<Command>) {
-    let Setup { config, session, load, sink } = setup;
+fn run(setup: Setup, background: Background, commands: &mpsc::Receiver<Sent>) {
+    let Setup { config, session, load, sink, neighbours: _ } = setup;
     let mut out = Emitter::new(sink);
-    let outcome = catch_unwind(AssertUnwindSafe(|| serve(&config, session, load, &mut out, commands)));
+    let outcome =
+        catch_unwind(AssertUnwindSafe(|| serve(&config, session, load, background, &mut out, commands)));
     let failure = match outcome {
         Ok(Ok(())) => return,
         Ok(Err(error)) => error.to_string(),
@@ -250,8 +273,9 @@ fn serve(
     config: &Config,
     session: Arc<Session>,
     load: impl FnOnce() -> Result<Loaded, ModelError>,
+    background: Background,
     out: &mut Emitter,
-    commands: &mpsc::Receiver<Command>,
+    commands: &mpsc::Receiver<Sent>,
 ) -> Result<(), StartError> {
     let Loaded { executor, text, scorer, draft } = load()?;
     let facts = executor.facts().clone();
@@ -276,6 +300,7 @@ fn serve(
     let mut scheduler = Scheduler::new(executor, &text, cache, config.scheduler.clone(), policies);
     scheduler.attach_sparse(sparse_side(config, &text, scorer));
     scheduler.attach_speculation(speculation_side(config, &text, facts.vocab, draft));
+    scheduler.attach_background(background);
     scheduler.tell_logits(config.replay.tell_logits);
     if let Some(reading) = scheduler.tier_reading() {
         out.emit(clock.now(), None, None, Body::Tier(Box::new(reading)));

@@ -8,16 +8,18 @@ mod admit;
 mod cycle;
 mod disk;
 mod forward;
+mod recover;
 mod reserve;
 mod sparse;
 mod speculate;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
+use super::background::Background;
 use super::clock::Clock;
 use super::emitter::Emitter;
 use super::sequence::{Ended, Sequence, Stage, Submission};
@@ -30,9 +32,11 @@ use crate::config::{CacheConfig, PlaceholderPolicy, SchedulerConfig, SnapshotPol
 use crate::device::{DeviceError, Executor, MemoryUse};
 use crate::event::{
     Arrival, Body, DeviceMemory, FinishReason, LaneId, Nanos, Phase, RequestId, Route, SlotMemory,
-    SnapshotsStored,
+    SnapshotsStored, Stamp,
 };
 use crate::model::text::TextCodec;
+use crate::recovery::arrivals::Announced;
+use crate::recovery::job::Mode;
 use reserve::Held;
 pub use sparse::SparseSide;
 pub(super) use speculate::Speculating;
@@ -45,6 +49,15 @@ pub struct StepOutcome {
     pub phases: Vec<(RequestId, Phase)>,
     /// Requests that ended in this step.
     pub ended: Vec<Ended>,
+}
+
+/// What was known of a request before it was submitted.
+#[derive(Debug, Default)]
+pub(super) struct Late {
+    /// Its presence in the process, where it was announced.
+    pub(super) announced: Option<Announced>,
+    /// How long it waited for a slice of background work to give way.
+    pub(super) delayed: Option<Nanos>,
 }
 
 /// How the cache is used.
@@ -84,6 +97,9 @@ pub struct Scheduler<'a> {
     served: Served,
     queue: VecDeque<Sequence<'a>>,
     running: Vec<Sequence<'a>>,
+    background: Background,
+    /// What a recovery job has computed since it last published, between two slices.
+    live: Option<Sequence<'a>>,
     next_request: u64,
     stale_reads: u64,
     /// That the device lost all state, found where a request could not be ended for it.
@@ -118,6 +134,8 @@ impl<'a> Scheduler<'a> {
             served: Served::default(),
             queue: VecDeque::new(),
             running: Vec::new(),
+            background: Background::alone(),
+            live: None,
             next_request: 1,
             stale_reads: 0,
             lost: None,
@@ -154,6 +172,17 @@ impl<'a> Scheduler<'a> {
 
     /// Takes a request. It is visible from here on, though not admitted yet.
     pub fn submit(&mut self, submission: Submission, clock: &Clock, out: &mut Emitter) -> RequestId {
+        self.submit_late(submission, Late::default(), clock, out)
+    }
+
+    /// The same of a request that had arrived already.
+    pub(super) fn submit_late(
+        &mut self,
+        submission: Submission,
+        late: Late,
+        clock: &Clock,
+        out: &mut Emitter,
+    ) -> RequestId {
         let request = RequestId(self.next_request);
         self.next_request += 1;
         let arrival = Arrival {
@@ -166,12 +195,25 @@ impl<'a> Scheduler<'a> {
             segments: submission.segments.clone(),
             items: submission.items.clone(),
             max_output_tokens: Some(submission.max_output_tokens),
-            delayed: None,
+            delayed: late.delayed,
         };
-        let arrived_at = clock.now();
-        out.emit(arrived_at, Some(submission.lane), Some(request), Body::Arrived(Box::new(arrival)));
-        self.queue.push_back(Sequence::new(request, arrived_at, submission, self.text.stream()));
+        out.emit(clock.now(), Some(submission.lane), Some(request), Body::Arrived(Box::new(arrival)));
+        let delayed = late.delayed.unwrap_or_default();
+        let arrived_at = Stamp(clock.now().0.saturating_sub(delayed.0));
+        let mut sequence = Sequence::new(request, arrived_at, submission, self.text.stream());
+        sequence.announced = late.announced.or_else(|| Some(self.background.member.announce()));
+        self.queue.push_back(sequence);
         request
+    }
+
+    /// How long a request that was due at `due` waited for a slice; `None` where none was in its way.
+    pub(super) fn delay_of(&self, due: Stamp) -> Option<Nanos> {
+        self.background.delay_of(due)
+    }
+
+    /// The same for what was sent at `at`.
+    pub(super) fn delay_since(&self, at: Instant) -> Option<Nanos> {
+        self.background.delay_since(at)
     }
 
     /// Takes note of a request that cannot run at all: it arrives and fails.
@@ -198,7 +240,9 @@ impl<'a> Scheduler<'a> {
                 self.queue.remove(index)?
             }
         };
-        Some(self.finish(sequence, FinishReason::Cancelled, clock, out))
+        let ended = self.finish(sequence, FinishReason::Cancelled, clock, out);
+        self.background.member.serves(!self.is_idle());
+        Some(ended)
     }
 
     /// Cancels everything.
@@ -209,21 +253,26 @@ impl<'a> Scheduler<'a> {
 
     /// Does one unit of work.
     pub fn step(&mut self, clock: &mut Clock, out: &mut Emitter) -> StepOutcome {
+        self.make_way(clock, out);
         let mut outcome = StepOutcome::default();
+        self.advance(&mut outcome, clock, out);
+        self.background.member.serves(!self.is_idle());
+        outcome
+    }
+
+    fn advance(&mut self, outcome: &mut StepOutcome, clock: &mut Clock, out: &mut Emitter) {
         if let Some(error) = self.lost.take() {
-            self.give_up_state(&error, &mut outcome, clock, out);
-            return outcome;
+            return self.give_up_state(&error, outcome, clock, out);
         }
-        if self.store_one(&mut outcome, clock, out) || self.admit_one(&mut outcome, clock, out) {
-            return outcome;
+        if self.store_one(outcome, clock, out) || self.admit_one(outcome, clock, out) {
+            return;
         }
-        self.score_one(&mut outcome, clock, out);
+        self.score_one(outcome, clock, out);
         if !outcome.phases.is_empty() {
-            return outcome;
+            return;
         }
         self.prime_one(clock, out);
-        self.forward(&mut outcome, clock, out);
-        outcome
+        self.forward(outcome, clock, out);
     }
 
     fn store_one(&mut self, outcome: &mut StepOutcome, clock: &mut Clock, out: &mut Emitter) -> bool {
@@ -242,6 +291,9 @@ impl<'a> Scheduler<'a> {
     /// Where the sequence's recurrent state is captured; `None` for a model that has none.
     fn boundaries(&self, sequence: &Sequence<'_>) -> Option<Boundaries> {
         let submission = &sequence.submission;
+        if let Some(mode) = submission.recovers {
+            return self.cache.is_recurrent().then(|| self.boundaries_of_job(sequence.prompt_tokens(), mode));
+        }
         let policy = if submission.use_cache { self.policies.snapshot } else { SnapshotPolicy::None };
         let block_tokens = self.cache.block_tokens();
         let closest = || self.served.closest(&submission.prompt).map_or(0, |(_, common)| common);
@@ -253,6 +305,23 @@ impl<'a> Scheduler<'a> {
             branch: branch.filter(|branch| *branch > 0),
             within: Boundaries::ANYWHERE,
         })
+    }
+
+    /// Where a recovery job captures: wherever it publishes.
+    fn boundaries_of_job(&self, prompt_tokens: usize, mode: Mode) -> Boundaries {
+        let block_tokens = self.cache.block_tokens();
+        let target = prompt_tokens / block_tokens * block_tokens;
+        Boundaries {
+            policy: SnapshotPolicy::EVERY,
+            block_tokens,
+            // It holds no last token back, so the boundary at the prompt's end is one like the others.
+            prompt_tokens: usize::MAX,
+            branch: None,
+            within: match mode {
+                Mode::Progressive => Boundaries::ANYWHERE,
+                Mode::Terminal => (target, target),
+            },
+        }
     }
 
     fn fail(
@@ -324,10 +393,12 @@ impl<'a> Scheduler<'a> {
             self.served.keep(Arc::clone(served));
         }
         let ended = Ended { request, lane, served, text: sequence.text.clone() };
-        let arrived_at = sequence.arrived_at;
+        let took = clock.now().since(sequence.arrived_at);
+        if reason != FinishReason::Cancelled {
+            self.consider_debt(&sequence, clock, out);
+        }
         self.release(sequence);
         self.report_memory(lane, request, clock, out);
-        let took = clock.now().since(arrived_at);
         out.emit(clock.now(), Some(lane), Some(request), Body::Finished { reason, took });
         ended
     }
@@ -340,7 +411,7 @@ impl<'a> Scheduler<'a> {
         let (stored, _) = clock.measure(|| {
             self.cache.store(tokens, &sequence.pages, captured, sequence.request, Route::Dense, now)
         });
-        let tier = self.offer_to_tier(sequence, storable, clock.now());
+        let tier = self.offer_to_tier(sequence, storable, Route::Dense, clock.now());
         let snapshots = sequence.recurrent.as_ref().map(|state| SnapshotsStored {
             stored: stored.new_snapshots as u64,
             not_taken: state.not_taken(),

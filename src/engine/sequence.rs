@@ -16,6 +16,8 @@ use crate::event::{
 use crate::model::text::TextStream;
 use crate::prefill::scorer::Scoring;
 use crate::prefill::sparse::Admission;
+use crate::recovery::arrivals::Announced;
+use crate::recovery::job::Mode;
 
 /// A request as it is handed to the scheduler.
 #[derive(Debug, Clone)]
@@ -52,6 +54,8 @@ pub struct Submission {
     pub transport: Option<String>,
     /// Tokens of the protected prefix: those that cannot depend on the conversation.
     pub protected_tokens: usize,
+    /// Where this is no request but a recovery job's: when that publishes.
+    pub recovers: Option<Mode>,
     /// The request before it in its lane's history.
     pub predecessor: Option<std::sync::Arc<Predecessor>>,
 }
@@ -145,6 +149,8 @@ pub(super) struct Sequence<'a> {
     pub(super) head: Option<HeadEntries>,
     /// Tokens the head read with the prompt, and the time that took.
     pub(super) head_priming: (u64, Nanos),
+    /// Its presence in the process; `None` for a recovery job, which is nobody's arrival.
+    pub(super) announced: Option<Announced>,
     pub(super) submission: Submission,
 }
 
@@ -179,6 +185,7 @@ impl<'a> Sequence<'a> {
             speculating: None,
             head: None,
             head_priming: (0, Nanos(0)),
+            announced: None,
             submission,
         }
     }

@@ -87,6 +87,7 @@ impl Bench {
     fn start_on(config: Config, session: Session, load: impl FnOnce() -> Loaded + Send + 'static) -> Bench {
         let (sender, events) = channel();
         let engine = Engine::start(Setup {
+            neighbours: Neighbours::open(&config.recovery),
             config,
             session: Arc::new(session),
             load: Box::new(move || Ok(load())),
@@ -352,6 +353,7 @@ fn submission(prompt: Vec<u32>, max_output_tokens: u64) -> Submission {
         speculation: SpeculationOverride::default(),
         transport: None,
         protected_tokens: 0,
+        recovers: None,
         predecessor: None,
     }
 }

@@ -13,6 +13,11 @@ impl Stamp {
         self.0 as f64 / 1e9
     }
 
+    /// The time so much later.
+    pub fn after(self, by: Nanos) -> Stamp {
+        Stamp(self.0.saturating_add(by.0))
+    }
+
     /// Nanoseconds from `earlier` to `self`; zero when `earlier` is later.
     pub fn since(self, earlier: Stamp) -> Nanos {
         Nanos(self.0.saturating_sub(earlier.0))

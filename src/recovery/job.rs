@@ -50,6 +50,8 @@ pub enum Declined {
     NoBudget,
     /// All whole blocks of its prompt are restorable.
     NothingOwed,
+    /// The model's state cannot be restored from the cache: recurrent state is captured nowhere.
+    Unrestorable,
 }
 
 impl Declined {
@@ -59,6 +61,7 @@ impl Declined {
             Declined::NotSparse => "nothing of it was computed sparsely",
             Declined::NoBudget => "the budget allows nothing",
             Declined::NothingOwed => "all of it is restorable",
+            Declined::Unrestorable => "recurrent state is captured nowhere, so nothing could be restored",
         }
     }
 }
@@ -193,6 +196,16 @@ impl Job {
         self.live.is_some()
     }
 
+    /// Tokens it has yet to publish.
+    pub fn owes(&self) -> u64 {
+        self.target.saturating_sub(self.committed)
+    }
+
+    /// Tokens of the prompt whose debt it pays, those behind the target too.
+    pub fn prompt(&self) -> &Arc<[u32]> {
+        &self.prompt
+    }
+
     /// Whether everything is published.
     pub fn is_complete(&self) -> bool {
         self.committed >= self.target
@@ -325,6 +338,12 @@ impl Place {
     /// Whether there is a job with something left to do.
     pub fn is_runnable(&self) -> bool {
         self.job.as_ref().is_some_and(|job| !job.is_complete())
+    }
+
+    /// The job under way that `candidate`'s would replace: one of another history, with something left to do.
+    pub fn rival(&self, candidate: &Candidate) -> Option<&Job> {
+        let job = self.job.as_ref().filter(|job| !job.is_complete())?;
+        (!job.is_history_of(&candidate.prompt) && !job.covers(&candidate.prompt)).then_some(job)
     }
 
     /// Takes a request's debt on, where it owes any. A job of the same history goes on, with its live state; one of another makes room, complete or not.

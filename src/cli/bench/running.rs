@@ -8,6 +8,7 @@ use crate::config::Config;
 use crate::engine::{Command, Engine, Setup};
 use crate::event::{Body, Event, Gate, LaneId, Nanos, Restore, RunFacts, Scored};
 use crate::model;
+use crate::recovery::neighbours::Neighbours;
 use crate::session::{Conversation, Message, RequestOverrides, RequestSpec, Role, Session};
 
 /// A session of one request of about `tokens` tokens.
@@ -73,6 +74,7 @@ impl Running {
         let (sender, events) = mpsc::channel();
         let for_load = config.clone();
         let setup = Setup {
+            neighbours: Neighbours::open(&config.recovery),
             config: config.clone(),
             session: Arc::clone(session),
             load: Box::new(move || model::load(&for_load)),

@@ -124,7 +124,7 @@ impl Scheduler<'_> {
     }
 
     /// Finds, reads and attaches what the sequence admitted last can start from. Gives what was found even where it cannot be attached.
-    fn restore(&mut self, now: Stamp) -> (Option<Restore>, Result<(), Refused>) {
+    pub(super) fn restore(&mut self, now: Stamp) -> (Option<Restore>, Result<(), Refused>) {
         let index = self.running.len() - 1;
         let submission = self.running[index].submission.clone();
         let prompt = prompt_of(&submission);

@@ -22,6 +22,7 @@ impl Scheduler<'_> {
         &mut self,
         sequence: &Sequence<'_>,
         storable: usize,
+        route: Route,
         now: Stamp,
     ) -> Option<TierStored> {
         let tier = self.cache.tier()?;
@@ -30,7 +31,7 @@ impl Scheduler<'_> {
         let origin = Origin {
             run: self.cache.run().to_owned(),
             request: sequence.request,
-            route: Route::Dense,
+            route,
             written_unix_ms: unix_ms(),
         };
         let mut stored = TierStored { blocks: 0, snapshots: 0, declined: 0 };

@@ -13,6 +13,7 @@ use crate::engine::emitter::Emitter;
 use crate::engine::sequence::{Sequence, Stage};
 use crate::event::{Body, DeviceMemory, Nanos, Phase, RequestId, ShrunkChunk, Stamp};
 use crate::prefill;
+use crate::recovery::job::End;
 
 /// What a span borrows.
 struct SpanParts<'a> {
@@ -53,6 +54,11 @@ pub(super) struct Work {
 }
 
 impl Work {
+    /// Places whose logits nobody reads.
+    pub(super) fn unread(sequence: usize, start: usize, end: usize, flow: Option<StateFlow>) -> Work {
+        Work { sequence, start, end, drafted: 0, wants_logits: false, apart: false, flow, shrunk: None }
+    }
+
     /// Rows of logits it wants: one, and where tokens are drafted one for each.
     pub(super) fn rows(&self) -> usize {
         if self.wants_logits { 1 + self.drafted } else { 0 }
@@ -91,6 +97,7 @@ impl Scheduler<'_> {
             outcome.ended.push(self.refuse(sequence, Refused::Device(Arc::clone(error)), clock, out));
         }
         self.cache.evict_all(clock.now());
+        self.end_background(End::CacheReset, clock, out);
         self.lose_all();
     }
 
@@ -188,6 +195,23 @@ impl Scheduler<'_> {
     }
 
     fn run(&mut self, work: &[Work]) -> Result<Forward, DeviceError> {
+        self.run_with(work, |executor, spans| executor.forward(spans))
+    }
+
+    /// The same for work that gives way between two layers.
+    pub(super) fn run_while(
+        &mut self,
+        work: &[Work],
+        go_on: &mut dyn FnMut(Nanos) -> bool,
+    ) -> Result<Forward, DeviceError> {
+        self.run_with(work, |executor, spans| executor.forward_while(spans, go_on))
+    }
+
+    fn run_with(
+        &mut self,
+        work: &[Work],
+        forward: impl FnOnce(&mut dyn Executor, &[Span<'_>]) -> Result<Forward, DeviceError>,
+    ) -> Result<Forward, DeviceError> {
         let parts: Vec<SpanParts<'_>> =
             work.iter().map(|w| SpanParts::of(&self.running[w.sequence], w)).collect();
         let spans: Vec<Span<'_>> = work
@@ -208,7 +232,7 @@ impl Scheduler<'_> {
                 },
             })
             .collect();
-        self.executor.forward(&spans)
+        forward(&mut *self.executor, &spans)
     }
 
     fn plan_forward(&mut self) -> Vec<Work> {
@@ -286,7 +310,7 @@ impl Scheduler<'_> {
         }
     }
 
-    fn extend_state(&mut self, sequence: usize, end: usize, now: Stamp) -> Result<(), Refused> {
+    pub(super) fn extend_state(&mut self, sequence: usize, end: usize, now: Stamp) -> Result<(), Refused> {
         let (evictions, dropped) = (self.cache.evictions(), self.cache.dropped_snapshots());
         let allocated = self.allocate_held_state(sequence, end, now);
         let running = &mut self.running[sequence];

@@ -12,6 +12,7 @@ use crate::decode::economics::ratio;
 use crate::engine::{Command, Engine, Setup};
 use crate::event::{Body, Event, Gate, LaneId};
 use crate::model;
+use crate::recovery::neighbours::Neighbours;
 
 /// The cost of forwards of 1, 2, 3, … tokens.
 #[derive(Debug, Serialize)]
@@ -36,6 +37,7 @@ pub(super) fn measure(config: &Config, tokens: usize) -> Result<Curve, Failure> 
     let (sender, events) = mpsc::channel();
     let for_load = config.clone();
     let setup = Setup {
+        neighbours: Neighbours::open(&config.recovery),
         config,
         session: Arc::new(session),
         load: Box::new(move || model::load(&for_load)),

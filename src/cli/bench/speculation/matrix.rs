@@ -10,6 +10,7 @@ use crate::engine::{Command, Engine, Setup};
 use crate::event::{Body, Event, Gate, LaneId, Nanos, RunFacts};
 use crate::ledger::{Ledger, RequestFacts};
 use crate::model;
+use crate::recovery::neighbours::Neighbours;
 use crate::session::{RequestOverrides, RequestSpec, Session};
 
 /// How a cell drafts.
@@ -143,6 +144,7 @@ impl Server {
         };
         let for_load = config.clone();
         let setup = Setup {
+            neighbours: Neighbours::open(&config.recovery),
             config,
             session: Arc::new(session),
             load: Box::new(move || model::load(&for_load)),
