@@ -7,6 +7,7 @@
 
 use serde::Serialize;
 
+use super::recovery::Reach;
 use super::verdict::{CheckpointStep, Standing, Walk};
 use super::{Ledger, PrefillCurve, RequestFacts};
 use crate::event::{LaneId, RequestId};
@@ -35,7 +36,9 @@ pub struct DebtEntry {
     /// What the request before it in the line of history owed when that ended, as far as this one made it restorable; tokens that are new with
     /// this request repay nothing. `None` beside the line.
     pub repaid_tokens: Option<u64>,
-    /// Who repaid it; `None` where nothing was.
+    /// Of that, what a background job had published by the time this request was restored; `None` as above.
+    pub recovered_tokens: Option<u64>,
+    /// Who repaid it, recovery where it repaid any of it; `None` where nothing was.
     pub paid_by: Option<Payer>,
     /// Tokens of the suffix that an earlier request had computed already.
     pub recomputed_tokens: Option<u64>,
@@ -98,6 +101,8 @@ impl Ledger {
         let mut walk = Walk::default();
         let mut running = RunningDebt::NONE;
         let mut owed = Some(0);
+        let mut left = None;
+        let mut reach = Reach::default();
         let restored = self.history(lane).into_iter().filter(|request| request.restore.is_some());
         let account = |request: &RequestFacts| {
             let mut entry = own_entry(request, curve);
@@ -106,14 +111,30 @@ impl Ledger {
             entry.prefix_cache_debt = running.tokens;
             entry.prefix_cache_debt_s = running.seconds.filter(|_| running.tokens.is_some());
             entry.pinned_requests = standing.pinned;
+            reach.arrive(request);
             let gained = entry.canonical_after.zip(entry.canonical_before);
             let gained = gained.map(|(after, before)| after.saturating_sub(before));
-            entry.repaid_tokens = gained.zip(owed).map(|(gained, owed)| gained.min(owed));
-            entry.paid_by = entry.repaid_tokens.filter(|tokens| *tokens > 0).map(|_| Payer::Foreground);
-            owed = entry.canonical_debt;
+            let recovered = self.recovered_between(&reach, request, left);
+            entry.repaid_tokens =
+                gained.zip(owed).map(|(gained, owed)| gained.saturating_add(recovered).min(owed));
+            entry.recovered_tokens = entry.repaid_tokens.map(|repaid| recovered.min(repaid));
+            entry.paid_by = match (entry.recovered_tokens, entry.repaid_tokens) {
+                (Some(1..), _) => Some(Payer::Recovery),
+                (_, Some(1..)) => Some(Payer::Foreground),
+                _ => None,
+            };
+            (owed, left) = (entry.canonical_debt, entry.canonical_after);
+            reach.pass(request);
             (standing.step(), entry)
         };
         restored.map(account).collect()
+    }
+
+    /// Tokens of `request`'s checkpoint behind `left`, the canonical prefix that the request before it left, which a background job published.
+    fn recovered_between(&self, reach: &Reach, request: &RequestFacts, left: Option<u64>) -> u64 {
+        let Some((left, checkpoint)) = left.zip(request.checkpoint()) else { return 0 };
+        let same = |other| reach.of(request, other);
+        self.recovery.published_before(request.id, None, &(left..checkpoint), same)
     }
 }
 
@@ -128,6 +149,7 @@ fn own_entry(request: &RequestFacts, curve: Option<PrefillCurve>) -> DebtEntry {
         canonical_after: after,
         canonical_debt: request.canonical_debt(),
         repaid_tokens: None,
+        recovered_tokens: None,
         paid_by: None,
         recomputed_tokens: recomputed,
         recomputed_s: priced.map(|((curve, from), tokens)| curve.seconds(from, from.saturating_add(tokens))),

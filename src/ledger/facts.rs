@@ -5,9 +5,9 @@ use serde::Serialize;
 use super::Speculation;
 
 use crate::event::{
-    DeviceMemory, FinishReason, HistoryChange, LaneId, Logits, Nanos, Phase, RequestId, Restore, Route,
-    Scored, SegmentRun, ShrunkChunk, SlotMemory, SnapshotsStored, Source, SparseAdmission, Stamp, Survival,
-    TierStored, TierTrouble, TranscriptItem,
+    DeviceMemory, FinishReason, HistoryChange, JobId, LaneId, Logits, Nanos, Phase, RequestId, Restore,
+    Route, Scored, SegmentRun, ShrunkChunk, SlotMemory, SnapshotsStored, Source, SparseAdmission, Stamp,
+    Survival, TierStored, TierTrouble, TranscriptItem,
 };
 
 /// Everything known about one request.
@@ -39,6 +39,12 @@ pub struct RequestFacts {
     pub max_output_tokens: Option<u64>,
     /// The idle gap before it.
     pub idle: Option<Nanos>,
+    /// How long background work was in its way; `None` where none was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delayed: Option<Nanos>,
+    /// The job that pays its debt; `None` where none does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recovery: Option<JobId>,
     /// Time in the queue.
     pub queued: Option<Nanos>,
     /// What the restore found.
@@ -147,6 +153,8 @@ impl RequestFacts {
             items: Vec::new(),
             max_output_tokens: None,
             idle: None,
+            delayed: None,
+            recovery: None,
             queued: None,
             restore: None,
             route: None,
@@ -280,6 +288,8 @@ impl RequestFacts {
         (facts.shrunk, facts.device_memory, facts.tier) = (None, None, None);
         // Who decodes beside whom depends on how fast each got there.
         facts.shared_forwards = None;
+        // Whether a job went on or a new one began depends on how far it got.
+        (facts.delayed, facts.recovery) = (None, None);
         facts.arrived_at = Stamp::default();
         for time in
             [&mut facts.queued, &mut facts.prefill, &mut facts.ttft, &mut facts.decode, &mut facts.took]

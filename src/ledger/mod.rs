@@ -10,6 +10,7 @@ mod curve;
 mod debt;
 mod facts;
 mod latency;
+mod recovery;
 mod row;
 mod speculation;
 #[cfg(test)]
@@ -35,7 +36,11 @@ pub use facts::{
     ShrunkChunks, TierTroubleFacts,
 };
 pub use latency::{Latency, Quantiles};
-pub use row::{Row, SparseRow, SpecRow};
+pub use recovery::{
+    Collision, ConsideredFacts, EndFacts, JobFacts, JobState, LoweredFacts, PublicationFacts, Recovery,
+    RetirementFacts, SliceFacts, WaitFacts,
+};
+pub use row::{RecoveryRow, Row, SparseRow, SpecRow};
 pub use speculation::{
     AuditFailure, AuditVerdict, DenseSource, DenseStep, DepthCost, DepthCosts, ExpertsPerForward,
     HELD_WITHIN, KindAcceptance, Prediction, PredictionCheck, ReplyKind, Speculation, SpeculationAccount,
@@ -78,6 +83,7 @@ pub struct Ledger {
     rescored: Option<Rescored>,
     by_hand: SparseOverride,
     speculation_by_hand: SpeculationOverride,
+    recovery: Recovery,
 }
 
 impl Ledger {
@@ -169,6 +175,14 @@ impl Ledger {
             Body::Gap { from, to } => self.lost.push((*from, *to)),
             Body::EngineFailed { message } => self.failure = Some(message.clone()),
             Body::RunEnded => self.ended = true,
+            Body::DebtConsidered(_)
+            | Body::RecoverySlice(_)
+            | Body::Published(_)
+            | Body::Retired { .. }
+            | Body::CommitLowered { .. }
+            | Body::RecoveryWaits { .. }
+            | Body::RecoveryEnded(_)
+            | Body::RecoverySet { .. } => self.apply_to_recovery(event),
             body => self.apply_to_request(event, body),
         }
     }
@@ -194,9 +208,13 @@ impl Ledger {
             self.lanes.entry(lane).or_default().requests.push(id);
             RequestFacts::unseen(id, lane, event.at)
         });
+        self.recovery.note_request(id, event, self.events);
         match body {
             Body::Arrived(arrival) => {
-                request.arrived_at = event.at;
+                // It was there before background work gave way and it was taken note of.
+                request.arrived_at =
+                    Stamp(event.at.0.saturating_sub(arrival.delayed.map_or(0, |time| time.0)));
+                request.delayed = arrival.delayed;
                 request.turn = arrival.turn;
                 request.name.clone_from(&arrival.name);
                 request.source = Some(arrival.source);

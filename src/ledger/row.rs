@@ -3,7 +3,10 @@
 use serde::Serialize;
 
 use super::{CheckpointStep, DebtEntry, Ledger, Payer, RequestFacts};
-use crate::event::{Cause, Culprit, Divergence, Loss, Restore, ScorerStart, SetBy, SparseSettings};
+use crate::event::{
+    Cause, Culprit, DebtTaken, Divergence, Loss, Restore, ScorerStart, SetBy, SparseSettings, Steps,
+};
+use crate::recovery::job::{Declined, End};
 
 /// One request as `replay --json` prints it. A field is null where nobody measured it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -84,7 +87,9 @@ pub struct Row {
     pub repaid_tokens: Option<u64>,
     /// Who did: `foreground`, `recovery`; null where nothing was repaid.
     pub paid_by: Option<Payer>,
-    /// Debt paid by background recovery; null while there is none.
+    /// Of that, tokens that recovery had published; null as above.
+    pub recovered_tokens: Option<u64>,
+    /// Tokens of its debt that recovery has published so far; null where no job pays it.
     pub debt_paid_tokens: Option<u64>,
     /// Idle gap before the request, seconds.
     pub idle_s: Option<f64>,
@@ -116,8 +121,8 @@ pub struct Row {
     pub sparse_fell_back: Option<String>,
     /// Speculation facts; null where no drafter ran.
     pub spec: Option<SpecRow>,
-    /// Recovery facts; null where no job exists.
-    pub recovery: Option<()>,
+    /// Recovery facts; null where its debt was never considered and nothing was in its way.
+    pub recovery: Option<RecoveryRow>,
 }
 
 /// What sparse prefill did for a request.
@@ -269,6 +274,86 @@ impl SpecRow {
     }
 }
 
+/// What background recovery did for a request, and to it. What belongs to a job is that of the job that pays its debt, and null where none does.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RecoveryRow {
+    /// The job.
+    pub job: Option<u64>,
+    /// What it has come to: `running`, `waiting`, `complete`, `dropped`; of a debt that nobody pays `declined`, `left_out`; null where nobody
+    /// considered it.
+    pub state: Option<&'static str>,
+    /// Tokens the job is to recover; of a debt that nobody pays, would have been.
+    pub target_tokens: Option<u64>,
+    /// Tokens that are published or stand in live state.
+    pub processed_tokens: Option<u64>,
+    /// Tokens that are published.
+    pub committed_tokens: Option<u64>,
+    /// Of those, tokens that the next request is shown.
+    pub visible_tokens: Option<u64>,
+    /// Publications that count.
+    pub publications: Option<u64>,
+    /// Slices that ran.
+    pub slices: Option<u64>,
+    /// Steps of the engine's loop while the job had something left to do.
+    pub runnable_steps: Option<u64>,
+    /// Of those, steps in which a slice ran.
+    pub scheduled_steps: Option<u64>,
+    /// Of those, steps in which something else came first.
+    pub yielded_steps: Option<u64>,
+    /// Of the scheduled, steps in which live state was built from what is published.
+    pub resumed_steps: Option<u64>,
+    /// Compute time of its slices, seconds.
+    pub service_s: Option<f64>,
+    /// That as a share of the wall time the job was there, which is what the budget caps.
+    pub budget_share: Option<f64>,
+    /// How the job ended before all was published; null where it did not.
+    pub drop_reason: Option<End>,
+    /// Why nobody pays the debt; null where a job does, and where one of another history goes on.
+    pub declined: Option<Declined>,
+    /// How long background work was in this request's way, seconds; null where none was.
+    pub delayed_s: Option<f64>,
+    /// Seconds the job saved later requests, less those it took and those it was in somebody's way; null before the run has a prefill curve.
+    pub net_return_s: Option<f64>,
+}
+
+impl RecoveryRow {
+    fn of(ledger: &Ledger, request: &RequestFacts) -> Option<RecoveryRow> {
+        let recovery = ledger.recovery();
+        let debt = recovery.debt_of(request.id);
+        debt.map(|_| ()).or(request.delayed.map(|_| ()))?;
+        let job = request.recovery.and_then(|job| recovery.job(job));
+        let steps = |of: fn(&Steps) -> u64| job.map(|job| of(&job.steps));
+        let unpaid = debt.and_then(|debt| match debt.taken {
+            DebtTaken::Declined { .. } => Some("declined"),
+            DebtTaken::LeftOut { .. } => Some("left_out"),
+            _ => None,
+        });
+        Some(RecoveryRow {
+            job: request.recovery.map(|job| job.0),
+            state: unpaid.or(job.map(|job| job.state().word())),
+            target_tokens: job.map_or(debt.map(|debt| debt.target_tokens), |job| job.target),
+            processed_tokens: job.and_then(|job| job.processed),
+            committed_tokens: job.and_then(|job| job.committed),
+            visible_tokens: job.and_then(|job| job.visible),
+            publications: job.map(|job| job.published().count() as u64),
+            slices: job.map(|job| job.slices.len() as u64),
+            runnable_steps: steps(|steps| steps.runnable),
+            scheduled_steps: steps(|steps| steps.scheduled),
+            yielded_steps: steps(|steps| steps.yielded),
+            resumed_steps: steps(|steps| steps.resumed),
+            service_s: job.map(|job| job.service().seconds()),
+            budget_share: job.and_then(|job| job.service_share(ledger.now())),
+            drop_reason: job.and_then(|job| job.drop_reason()),
+            declined: debt.and_then(|debt| match debt.taken {
+                DebtTaken::Declined { why } => Some(why),
+                _ => None,
+            }),
+            delayed_s: request.delayed.map(|time| time.seconds()),
+            net_return_s: None,
+        })
+    }
+}
+
 /// The block at which a loss begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct BlockRow {
@@ -394,7 +479,8 @@ impl Row {
             canonical_debt_tokens: request.canonical_debt(),
             repaid_tokens: debt.and_then(|d| d.repaid_tokens),
             paid_by: debt.and_then(|d| d.paid_by),
-            debt_paid_tokens: None,
+            recovered_tokens: debt.and_then(|d| d.recovered_tokens),
+            debt_paid_tokens: ledger.recovery().paid_tokens(request.id),
             idle_s: request.idle.map(|t| t.seconds()),
             queue_s: request.queued.map(|t| t.seconds()),
             ttft_s: request.ttft.map(|t| t.seconds()),
@@ -410,7 +496,7 @@ impl Row {
             sparse: SparseRow::of(request),
             sparse_fell_back: request.fell_back.clone(),
             spec: SpecRow::of(ledger, request),
-            recovery: None,
+            recovery: RecoveryRow::of(ledger, request),
         }
     }
 }

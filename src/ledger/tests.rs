@@ -11,7 +11,7 @@ use crate::event::{
 mod accounts;
 mod speculation;
 
-fn restore(checkpoint: u64) -> Restore {
+pub(super) fn restore(checkpoint: u64) -> Restore {
     Restore {
         common_prefix_tokens: Some(checkpoint),
         closest: None,
@@ -28,7 +28,7 @@ fn restore(checkpoint: u64) -> Restore {
     }
 }
 
-fn arrival(turn: u32) -> Arrival {
+pub(super) fn arrival(turn: u32) -> Arrival {
     Arrival {
         turn,
         name: format!("r{turn}"),
