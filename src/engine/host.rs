@@ -393,7 +393,9 @@ impl<'a> Host<'a> {
             IdleConfig::Word(IdleWord::Zero) => 0.0,
             IdleConfig::Seconds(seconds) => seconds,
         };
-        Nanos::from_seconds(seconds * self.config.replay.idle_scale)
+        let seconds = seconds * self.config.replay.idle_scale;
+        // A cap is a gap as it passes, so the factor comes first.
+        Nanos::from_seconds(self.config.replay.idle_cap_s.map_or(seconds, |cap| seconds.min(cap)))
     }
 
     /// Renders a turn and submits it. `false` when it cannot run.

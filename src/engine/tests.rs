@@ -173,6 +173,20 @@ fn a_virtual_gap_is_seen_in_full() {
 }
 
 #[test]
+fn a_gap_is_capped_behind_its_factor() {
+    let gap = |scale: f64, cap: Option<f64>| {
+        let mut config = config();
+        (config.replay.idle_scale, config.replay.idle_cap_s) = (scale, cap);
+        let (_, ledger) = replay(config, session(2));
+        ledger.requests().nth(1).unwrap().idle.unwrap().0
+    };
+    assert_eq!(gap(0.5, Some(7.0)), 5_000_000_000, "what is shorter is left alone");
+    assert_eq!(gap(2.0, Some(7.0)), 7_000_000_000, "the cap is not scaled");
+    assert_eq!(gap(2.0, Some(0.0)), 0);
+    assert_eq!(gap(2.0, None), 20_000_000_000);
+}
+
+#[test]
 fn stepping_by_phase_stops_after_each_in_order() {
     let mut bench = Bench::start(config(), session(1));
     for expected in [Phase::Prefill, Phase::Decode, Phase::Store] {

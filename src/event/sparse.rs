@@ -53,6 +53,8 @@ pub enum SparseVerdict {
     ShortSuffix,
     /// Dense: what is left of the suffix behind the protected prefix is not longer than the threshold.
     ShortBehindProtected,
+    /// Dense: the threshold would have it sparse, and it is the lane's turn to pay its debt (`recovery.policy = "dense:N"`).
+    DenseTurn,
 }
 
 /// The admission of a request: after its restore, before anything is computed.

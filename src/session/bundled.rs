@@ -13,7 +13,7 @@ macro_rules! sessions {
 }
 
 const BUNDLED: &[(&str, &str)] =
-    sessions!["quick", "steady", "append-heavy", "tools-change", "compaction", "cliff"];
+    sessions!["quick", "steady", "append-heavy", "tools-change", "compaction", "cliff", "growing"];
 
 /// Name and text of every session that comes with the program, the one to run first in front.
 pub fn bundled() -> &'static [(&'static str, &'static str)] {

@@ -197,6 +197,7 @@ pub(super) fn verdict_words(verdict: SparseVerdict) -> &'static str {
         SparseVerdict::Off => "dense: it is off",
         SparseVerdict::ShortSuffix => "dense: suffix within the threshold",
         SparseVerdict::ShortBehindProtected => "dense: what is left behind the protected prefix is within it",
+        SparseVerdict::DenseTurn => "dense: its turn to pay the debt (recovery.policy dense:N)",
     }
 }
 

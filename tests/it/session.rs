@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use escarp::config::load_over;
 use escarp::event::{HistoryChange, Source};
 use escarp::model::Gguf;
 use escarp::model::text::TextCodec;
@@ -77,7 +78,7 @@ fn a_turn_begins_with_the_turn_before_it_unless_the_session_rewrites_history() {
 #[test]
 fn the_bundled_sessions_have_the_shapes_they_are_named_for() {
     use HistoryChange::{Append, Compaction, Edit, First, SystemChange, ToolChange};
-    for name in ["quick", "steady", "append-heavy"] {
+    for name in ["quick", "steady", "append-heavy", "growing"] {
         let changes = changes(name);
         assert_eq!(changes[0], First, "{name}");
         assert!(changes[1..].iter().all(|change| *change == Append), "{name}");
@@ -141,6 +142,22 @@ fn the_bundled_sessions_have_the_lengths_they_promise_on_smollm2() {
     assert!(growth.iter().all(|grown| (190..900).contains(grown)), "{growth:?}");
     assert!(longest("append-heavy") > 24_000);
     assert!(longest("tools-change") < 8_000 && longest("compaction") < 8_000);
+}
+
+#[test]
+fn growing_leaves_the_sparse_route_once_its_debt_is_paid_and_not_before() {
+    let session = open("growing").unwrap();
+    let mut config = load_over(&session.overrides("growing"), None, &[]).unwrap();
+    config.model.path = Some("scarp".into());
+    let codec = escarp::model::load(&config).unwrap().text;
+    let counts = prompt_tokens(&codec, "growing");
+    let growth: Vec<usize> = counts.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let (block, threshold) = (config.cache.block_tokens, config.specprefill.threshold.unwrap() as usize);
+    assert!((11_500..13_500).contains(&counts[0]) && growth.len() >= 8, "{counts:?}");
+    assert!(growth.iter().all(|grown| (690..=900).contains(grown)), "{growth:?}");
+    // What a turn adds and the longest tail that fills no block: dense after full repayment, sparse before it.
+    assert!(growth.iter().all(|grown| grown + block - 1 <= threshold) && counts[0] > threshold);
+    assert!(session.requests[1..].iter().all(|request| request.idle.seconds() == 15.0));
 }
 
 #[test]

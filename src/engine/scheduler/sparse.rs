@@ -3,6 +3,8 @@
 //! Whether a suffix is computed sparsely is decided once, between the restore and the first chunk. Then the scorer works, a piece a step, so that
 //! other sequences go on decoding meanwhile. Whatever goes wrong with it, the suffix is computed densely, and that is told.
 
+use std::collections::BTreeMap;
+
 use super::{Scheduler, StepOutcome};
 use crate::config::{Config, SparseLeaves, SparseOverride};
 use crate::device::KeyWeights;
@@ -11,7 +13,8 @@ use crate::engine::clock::Clock;
 use crate::engine::emitter::Emitter;
 use crate::engine::sequence::{Course, Sequence, Stage, Submission, UnderScoring};
 use crate::event::{
-    Body, Nanos, Phase, RequestId, Rescored, Route, Scored, SparseAdmission, SparseVerdict, Stamp,
+    Body, LaneId, Nanos, Phase, RequestId, Rescored, Route, Scored, Source, SparseAdmission, SparseVerdict,
+    Stamp,
 };
 use crate::model::text::TextCodec;
 use crate::prefill::scorer::{ScoredWindow, Scorer, Scoring, ScoringFailed};
@@ -27,6 +30,8 @@ pub struct SparseSide {
     config: Config,
     by_hand: SparseOverride,
     captured: Option<Captured>,
+    /// Requests that were to be computed sparsely, by lane: every so many, one pays the debt.
+    owing: BTreeMap<LaneId, u64>,
 }
 
 /// The attention that the latest scoring captured.
@@ -68,6 +73,7 @@ impl Scheduler<'_> {
             return false;
         };
         let (verdict, keep) = (told.verdict, told.settings.keep.value);
+        self.sparse.count(submission, verdict);
         if self.sparse.scorer.is_some() {
             out.emit(clock.now(), lane, request, Body::SparseAdmitted(Box::new(told)));
         }
@@ -178,8 +184,13 @@ impl SparseSide {
         let around = |from: usize, to: usize| {
             text.decode(prompt.get(from..to.min(prompt.len())).unwrap_or_default(), true)
         };
+        let verdict = match admission.verdict {
+            _ if !settings.enabled.value => SparseVerdict::Off,
+            SparseVerdict::Sparse if self.is_dense_turn(submission) => SparseVerdict::DenseTurn,
+            verdict => verdict,
+        };
         let told = SparseAdmission {
-            verdict: if settings.enabled.value { admission.verdict } else { SparseVerdict::Off },
+            verdict,
             protected_tokens: end as u64,
             boundary_before: around(end.saturating_sub(BOUNDARY_TOKENS), end),
             boundary_after: around(end, end + BOUNDARY_TOKENS),
@@ -188,6 +199,20 @@ impl SparseSide {
             settings,
         };
         Some((admission, told))
+    }
+
+    /// Whether a submission that would be computed sparsely is the one of so many that pays the lane's debt.
+    fn is_dense_turn(&self, submission: &Submission) -> bool {
+        let Some(every) = self.config.recovery.dense_every() else { return false };
+        let before = self.owing.get(&submission.lane).copied().unwrap_or(0);
+        pays(submission) && (before + 1).is_multiple_of(every)
+    }
+
+    /// Takes note of an admission, for the dense turns of its lane.
+    fn count(&mut self, submission: &Submission, verdict: SparseVerdict) {
+        if matches!(verdict, SparseVerdict::Sparse | SparseVerdict::DenseTurn) && pays(submission) {
+            *self.owing.entry(submission.lane).or_default() += 1;
+        }
     }
 
     /// Chooses what is computed of a window that was scored, and sets the sequence on that course.
@@ -233,6 +258,11 @@ impl SparseSide {
         self.captured = Some(Captured { request: sequence.request, origin, weights });
         scored
     }
+}
+
+/// Whether what a submission stores helps the requests after it. One beside the line of history pays nothing for those on it.
+fn pays(submission: &Submission) -> bool {
+    submission.source != Source::Side
 }
 
 /// Starts the scorer on a sequence's window.

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::hybrid::{narrow, replies, restores};
 use super::resident::{HeldState, assert_recomputes, held_state};
 use super::*;
-use crate::config::{DeviceSetting, QuerySource, SparseLeaves};
+use crate::config::{DeviceSetting, QuerySource, RecoveryPolicy, SparseLeaves};
 use crate::event::{Loss, Restore, Route, Scored, ScorerStart, SparseVerdict};
 use crate::model;
 use crate::prefill::scorer::{Scorer, ScorerSettings};
@@ -314,6 +314,44 @@ fn admission_is_by_the_suffix_and_again_behind_the_protected_prefix() {
     assert_eq!(verdicts(0, 201), (SparseVerdict::Sparse, Some(0)));
     assert_eq!(verdicts(50, 250), (SparseVerdict::ShortBehindProtected, None));
     assert_eq!(verdicts(50, 251), (SparseVerdict::Sparse, Some(50)));
+}
+
+#[test]
+fn every_nth_request_that_would_be_sparse_is_a_dense_turn_and_leaves_a_checkpoint() {
+    let mut config = on_sim();
+    config.recovery.enabled = true;
+    config.recovery.policy = RecoveryPolicy::Dense { every: 3 };
+    let told = |config: &Config| {
+        let ((), events) = run_pair(config, |s, clock, out| serve_all(&growing(7), s, clock, out));
+        let verdicts = events.iter().filter_map(|event| match &event.body {
+            Body::SparseAdmitted(admission) => Some(admission.verdict),
+            _ => None,
+        });
+        let restored = restores(&events).iter().map(|restore| restore.checkpoint_tokens).collect::<Vec<_>>();
+        (verdicts.collect::<Vec<_>>(), routes(&events), restored)
+    };
+    use SparseVerdict::{DenseTurn, Sparse};
+    let (verdicts, routes, checkpoints) = told(&config);
+    assert_eq!(verdicts, [Sparse, Sparse, DenseTurn, Sparse, Sparse, DenseTurn, Sparse]);
+    assert_eq!(routes[1..4], [Route::Sparse, Route::Dense, Route::Sparse]);
+    assert_eq!(checkpoints[1], 0, "a sparse request leaves nothing");
+    assert!(checkpoints[3] > 0 && checkpoints[6] > checkpoints[3], "{checkpoints:?}");
+    config.recovery.enabled = false;
+    assert_eq!(told(&config).0, [Sparse; 7], "a policy that is off decides nothing");
+}
+
+#[test]
+fn a_request_beside_the_line_of_history_takes_no_dense_turn() {
+    let mut config = on_sim();
+    config.recovery.enabled = true;
+    config.recovery.policy = RecoveryPolicy::Dense { every: 2 };
+    let ((), events) = run_pair(&config, |scheduler, clock, out| {
+        for source in [Source::Replay, Source::Side, Source::Side, Source::Replay] {
+            scheduler.submit(Submission { source, ..ask(tokens(0, 900), None) }, clock, out);
+            drain(scheduler, clock, out);
+        }
+    });
+    assert_eq!(routes(&events), [Route::Sparse, Route::Sparse, Route::Sparse, Route::Dense]);
 }
 
 #[test]

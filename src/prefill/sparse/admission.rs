@@ -13,7 +13,7 @@ pub struct Admission {
     pub to_score: usize,
     /// Position of the window's first token: the checkpoint or the end of the protected prefix, whichever is further.
     pub origin: usize,
-    /// What follows; never [`SparseVerdict::Off`], which is decided before.
+    /// What follows; never [`SparseVerdict::Off`] or [`SparseVerdict::DenseTurn`], which are decided elsewhere.
     pub verdict: SparseVerdict,
 }
 

@@ -91,6 +91,8 @@ fn head(canvas: &Canvas<'_>, explorer: &Explorer, request: Option<&RequestFacts>
     }
     if let Some(verdict) = verdict_at(request, explorer.knobs.threshold) {
         let now = admission.map(|admission| admission.verdict);
+        // That it was a dense turn is no matter of the threshold.
+        let now = now.map(|now| if now == SparseVerdict::DenseTurn { SparseVerdict::Sparse } else { now });
         let differs = now.is_some_and(|now| now != SparseVerdict::Off && now != verdict);
         let tone = if differs { Tone::Warn } else { Tone::Text };
         spans.push(
