@@ -37,8 +37,9 @@ pub use facts::{
 };
 pub use latency::{Latency, Quantiles};
 pub use recovery::{
-    Collision, ConsideredFacts, EndFacts, JobFacts, JobState, LoweredFacts, PublicationFacts, Recovery,
-    RetirementFacts, SliceFacts, WaitFacts,
+    Collision, ConsideredFacts, Credit, EndFacts, Gaps, JobFacts, JobState, LoweredFacts, NetReturn, Pace,
+    PaceClass, Protection, PublicationFacts, Race, Recovery, RetirementFacts, SavedBy, Sides, SliceFacts,
+    WaitFacts,
 };
 pub use row::{RecoveryRow, Row, SparseRow, SpecRow};
 pub use speculation::{
@@ -291,15 +292,19 @@ impl Ledger {
                 request.priming = None;
                 let end = request.text.len().saturating_add(text.len());
                 request.tokens.push(ReplyToken { token: *token, margin: *margin, end });
+                let mut first = None;
                 if request.ttft.is_none() {
                     let ttft = event.at.since(request.arrived_at);
                     request.ttft = Some(ttft);
-                    self.first_token.record(ttft);
-                }
-                if let Some(before) = self.last_token.insert(id, event.at) {
-                    self.between_tokens.record(event.at.since(before));
+                    first = Some(ttft);
                 }
                 request.text.push_str(text);
+                if let Some(first) = first {
+                    self.record_first_token(id, first);
+                }
+                if let Some(before) = self.last_token.insert(id, event.at) {
+                    self.record_between_tokens(id, event.at.since(before));
+                }
             }
             Body::DrafterStarted(start) => {
                 request.priming = None;
@@ -517,7 +522,9 @@ impl Ledger {
             let account = self.accounts(*lane).into_iter().filter(|(_, entry)| own(entry.request));
             accounts.extend(account.map(|(step, entry)| (entry.request, (step, entry))));
         }
-        self.requests.values().map(|request| Row::with(self, request, accounts.get(&request.id))).collect()
+        let returns = self.net_returns().into_iter().collect();
+        let row = |request: &RequestFacts| Row::with(self, request, accounts.get(&request.id), &returns);
+        self.requests.values().map(row).collect()
     }
 
     /// Hex digest of every fact that depends neither on speed nor on the device's memory, nor on the disk: the same for the interface, `replay`

@@ -1,8 +1,13 @@
 //! Background recovery, as far as it was told: every debt and what became of it, every job, every arrival that found a slice in its way.
 //!
-//! The fold keeps what happened.
+//! The fold keeps what happened; what it was worth is in [`NetReturn`], who is sooner in [`Race`], and what it did to requests in [`Protection`].
 
-use std::collections::BTreeMap;
+mod net_return;
+mod pace;
+mod protection;
+mod race;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use serde::Serialize;
@@ -14,6 +19,11 @@ use crate::event::{
 };
 use crate::recovery::job::{Declined, End, Tally};
 use crate::recovery::standing::Why;
+pub use net_return::{Credit, NetReturn, SavedBy};
+pub use pace::{Pace, PaceClass};
+use protection::Latencies;
+pub use protection::{Protection, Sides};
+pub use race::{Gaps, Race};
 
 /// A recovery job. A field is `None` where its beginning was not seen.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -194,6 +204,8 @@ pub struct Collision {
     pub at: Stamp,
     /// How long it was in the way.
     pub delayed: Nanos,
+    /// The job under way then, where one is known.
+    pub job: Option<JobId>,
 }
 
 /// What a job has come to.
@@ -271,6 +283,12 @@ impl JobFacts {
         Nanos(self.slices.iter().fold(0, |sum: u64, slice| sum.saturating_add(slice.took.0)).max(told))
     }
 
+    /// What the budget is charged with for it: slices, and stores with the lookup behind each.
+    pub fn spent(&self) -> Nanos {
+        let publications = self.publications.iter().map(|publication| publication.took.0);
+        Nanos(publications.fold(self.service().0, u64::saturating_add))
+    }
+
     /// Tokens it has computed, again or for the first time.
     pub fn computed(&self) -> u64 {
         let told = self.end.as_ref().map_or(0, |end| end.tally.computed);
@@ -282,10 +300,10 @@ impl JobFacts {
         self.end.as_ref().map_or(now, |end| end.at).since(self.began)
     }
 
-    /// Its service as a share of the wall time it was there; `None` where that is nothing.
+    /// What the budget is charged with for it, as a share of the wall time it was there; `None` where that is nothing.
     pub fn service_share(&self, now: Stamp) -> Option<f64> {
         let age = self.age(now).seconds();
-        (age > 0.0).then(|| self.service().seconds() / age)
+        (age > 0.0).then(|| self.spent().seconds() / age)
     }
 
     fn end_wait(&mut self, at: Stamp) {
@@ -344,6 +362,10 @@ pub struct Recovery {
     by_hand: Option<bool>,
     /// Of every request, how many events came before its restore.
     restored: BTreeMap<RequestId, u64>,
+    /// Requests that arrived while a job had something left to do, and the latencies of these and of the others.
+    with_job: BTreeSet<RequestId>,
+    beside: Latencies,
+    alone: Latencies,
 }
 
 impl Recovery {
@@ -379,7 +401,7 @@ impl Recovery {
             let declined = DebtTaken::Declined { why: reason };
             (reason, self.considered.iter().filter(|facts| facts.considered.taken == declined).count())
         };
-        let all = [Declined::NotSparse, Declined::NoBudget, Declined::NothingOwed];
+        let all = [Declined::NotSparse, Declined::NoBudget, Declined::NothingOwed, Declined::Unrestorable];
         all.into_iter().map(count).filter(|(_, count)| *count > 0).collect()
     }
 
@@ -409,12 +431,36 @@ impl Recovery {
     ) -> u64 {
         let Some(order) = self.restored.get(&request) else { return 0 };
         let jobs = self.jobs.values().filter(|facts| job.is_none_or(|id| facts.id == id));
-        let publications = jobs.flat_map(JobFacts::published).filter(|told| told.order < *order);
+        let concerns = |told: &&PublicationFacts| {
+            let tokens = told.tokens();
+            told.order < *order && tokens.start < within.end && within.start < tokens.end
+        };
+        let publications = jobs.flat_map(JobFacts::published).filter(concerns);
         let reached = publications.map(|told| {
             let same = told.request.map_or(0, &reach);
             told.tokens().start..told.tokens().end.min(same)
         });
         covered(within, reached.collect())
+    }
+
+    /// Whether `request` was the first of all to be restored after a publication of `job`, and was so from exactly its boundary.
+    fn is_strict(&self, job: JobId, request: RequestId, checkpoint: u64) -> bool {
+        let Some(order) = self.restored.get(&request) else { return false };
+        let before = self.job(job).into_iter().flat_map(JobFacts::published);
+        let Some(last) = before.filter(|told| told.order < *order).last() else { return false };
+        let between = |other: &u64| (last.order..*order).contains(other);
+        last.boundary == checkpoint && !self.restored.values().any(between)
+    }
+
+    /// How long `job` was in somebody's way.
+    fn delayed_by(&self, job: JobId) -> Nanos {
+        let own = self.collisions.iter().filter(|collision| collision.job == Some(job));
+        Nanos(own.fold(0, |sum, collision| collision.delayed.0.saturating_add(sum)))
+    }
+
+    /// The latencies that those of `request` belong to.
+    fn side_of(&mut self, request: RequestId) -> &mut Latencies {
+        if self.with_job.contains(&request) { &mut self.beside } else { &mut self.alone }
     }
 
     /// Tokens of `request`'s own debt that its job has published: those behind what was restorable when it had ended, up to the whole blocks of its
@@ -486,9 +532,13 @@ impl Recovery {
     pub(super) fn note_request(&mut self, request: RequestId, event: &Event, order: u64) {
         match &event.body {
             Body::Arrived(arrival) => {
+                let job = self.open().map(|job| job.id);
+                if job.is_some() {
+                    self.with_job.insert(request);
+                }
                 let Some(delayed) = arrival.delayed else { return };
                 let at = Stamp(event.at.0.saturating_sub(delayed.0));
-                self.collisions.push(Collision { request: Some(request), at, delayed });
+                self.collisions.push(Collision { request: Some(request), at, delayed, job });
             }
             Body::Restored(_) => {
                 self.restored.insert(request, order);
@@ -503,6 +553,7 @@ impl Recovery {
 pub(super) struct Reach {
     /// Oldest first; none begins with more of an older prompt than of a younger one.
     passed: Vec<(RequestId, u64)>,
+    places: BTreeMap<RequestId, usize>,
 }
 
 impl Reach {
@@ -515,12 +566,13 @@ impl Reach {
 
     /// `request` is part of the line from here on.
     pub(super) fn pass(&mut self, request: &RequestFacts) {
+        self.places.insert(request.id, self.passed.len());
         self.passed.push((request.id, u64::MAX));
     }
 
     /// Tokens of `other`'s prompt that `request`, which arrived last, begins with, as far as is known.
     pub(super) fn of(&self, request: &RequestFacts, other: RequestId) -> u64 {
-        let line = self.passed.iter().rev().find(|(id, _)| *id == other).map(|(_, reach)| *reach);
+        let line = self.places.get(&other).and_then(|place| self.passed.get(*place)).map(|(_, reach)| *reach);
         let closest = request.restore.as_ref().and_then(|restore| restore.closest);
         let beside = closest.filter(|closest| closest.request == other).map(|closest| closest.common_tokens);
         line.max(beside).unwrap_or(0)

@@ -1,12 +1,17 @@
 //! The row that tables and JSON print for a request.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
-use super::{CheckpointStep, DebtEntry, Ledger, Payer, RequestFacts};
+use super::{CheckpointStep, DebtEntry, Ledger, NetReturn, Payer, RequestFacts};
 use crate::event::{
-    Cause, Culprit, DebtTaken, Divergence, Loss, Restore, ScorerStart, SetBy, SparseSettings, Steps,
+    Cause, Culprit, DebtTaken, Divergence, JobId, Loss, Restore, ScorerStart, SetBy, SparseSettings, Steps,
 };
 use crate::recovery::job::{Declined, End};
+
+/// What every job was worth.
+type Returns = BTreeMap<JobId, NetReturn>;
 
 /// One request as `replay --json` prints it. A field is null where nobody measured it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -317,7 +322,7 @@ pub struct RecoveryRow {
 }
 
 impl RecoveryRow {
-    fn of(ledger: &Ledger, request: &RequestFacts) -> Option<RecoveryRow> {
+    fn of(ledger: &Ledger, request: &RequestFacts, returns: &Returns) -> Option<RecoveryRow> {
         let recovery = ledger.recovery();
         let debt = recovery.debt_of(request.id);
         debt.map(|_| ()).or(request.delayed.map(|_| ()))?;
@@ -349,7 +354,7 @@ impl RecoveryRow {
                 _ => None,
             }),
             delayed_s: request.delayed.map(|time| time.seconds()),
-            net_return_s: None,
+            net_return_s: request.recovery.and_then(|job| returns.get(&job)?.seconds()),
         })
     }
 }
@@ -428,13 +433,14 @@ impl Row {
     pub fn new(ledger: &Ledger, request: &RequestFacts) -> Row {
         let account =
             ledger.accounts(request.lane).into_iter().find(|(_, entry)| entry.request == request.id);
-        Row::with(ledger, request, account.as_ref())
+        Row::with(ledger, request, account.as_ref(), &ledger.net_returns().into_iter().collect())
     }
 
     pub(super) fn with(
         ledger: &Ledger,
         request: &RequestFacts,
         account: Option<&(Option<CheckpointStep>, DebtEntry)>,
+        returns: &Returns,
     ) -> Row {
         let restore = request.restore.as_ref();
         let observed = restore.filter(|restore| restore.is_observed());
@@ -496,7 +502,7 @@ impl Row {
             sparse: SparseRow::of(request),
             sparse_fell_back: request.fell_back.clone(),
             spec: SpecRow::of(ledger, request),
-            recovery: RecoveryRow::of(ledger, request),
+            recovery: RecoveryRow::of(ledger, request, returns),
         }
     }
 }

@@ -1,17 +1,21 @@
 //! The one table of actions. Dispatch, footer hints, help, the command palette and the README's key table are all
 //! made from [`ACTIONS`], so they cannot disagree. What is in the palette only, and may well be wanted rarely, has no key.
 
+mod find;
+
 use std::borrow::Cow;
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::app::{Model, Pane};
 use super::faults;
+use super::recovery;
 use super::sparse;
 use super::speculation;
 use crate::engine::Fault;
 use crate::event::{Gate, Phase};
 use crate::ledger::Ledger;
+pub use find::search;
 
 /// What the researcher can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -68,6 +72,8 @@ pub enum ActionId {
     Controller,
     /// Measure what forwards of several widths cost, or no longer.
     MeasureVerify,
+    /// Background recovery on or off.
+    Recovery,
     /// Weigh the selected request in the two-request calculator.
     Weigh,
     /// All figures of the verify view, or its cycles.
@@ -365,6 +371,12 @@ fn can_speculate(model: &Model) -> Enabled {
     Ok(speculation::obstacle(model.ledger())?)
 }
 
+/// Whether recovery can be switched by hand.
+fn can_recover(model: &Model) -> Enabled {
+    alive_in_focus(model)?;
+    recovery::obstacle(model.ledger())
+}
+
 fn can_deepen(model: &Model) -> Enabled {
     can_speculate(model)?;
     Ok(speculation::depth_obstacle(model.ledger(), 1)?)
@@ -439,6 +451,7 @@ pub static ACTIONS: &[Action] = &[
     run(ActionId::Controller, &[ch('a')], "depth adaptive or fixed").when(can_speculate),
     run(ActionId::MeasureVerify, &[ch('v')], "measure the verify curve after each reply, or no longer")
         .when(alive_in_focus),
+    run(ActionId::Recovery, &[ch('O')], "recovery on or off; off ends the job under way").when(can_recover),
     run(ActionId::Compare, &[ch('c')], "compare dense with sparse side by side; again, return")
         .hint("compare")
         .when(can_compare),
@@ -471,6 +484,11 @@ pub static ACTIONS: &[Action] = &[
     look(ActionId::View(Pane::Debt), &[ch('8')], "debt: what is computed again, and who pays for it"),
     look(ActionId::View(Pane::Compare), &[ch('9')], "compare: lanes side by side, turn by turn"),
     look(ActionId::View(Pane::Verify), &[ch('0')], "verify: what a cycle costs in dense steps, and gives"),
+    look(
+        ActionId::View(Pane::Recovery),
+        &[ch('R')],
+        "recovery: its job, what it waits for, what it is worth",
+    ),
     look(ActionId::FocusNext, &[code(KeyCode::Tab)], "move the focus to the next pane"),
     look(ActionId::FocusPrevious, &[code(KeyCode::BackTab)], "move the focus to the previous pane"),
     look(ActionId::Up, &[code(KeyCode::Up), ch('k')], "previous request, or a line up"),
@@ -553,34 +571,6 @@ pub fn label(model: &Model, action: &Action) -> String {
         ActionId::Inflict(form) => format!("fault {}", faults::label(model, form)),
         _ => action.description.to_owned(),
     }
-}
-
-/// Actions whose description contains `query`, then those that contain its letters in order; best match first.
-pub fn search(model: &Model, query: &str) -> Vec<&'static Action> {
-    let query = query.trim().to_lowercase();
-    let mut found: Vec<_> =
-        existing(model).filter_map(|a| Some((match_cost(&label(model, a), &query)?, a))).collect();
-    found.sort_by_key(|(cost, _)| *cost);
-    found.into_iter().map(|(_, action)| action).collect()
-}
-
-/// How badly `text` matches `query` (lower case): where it occurs, or how far its letters are scattered. `None` when they do not
-/// all occur in order.
-fn match_cost(text: &str, query: &str) -> Option<usize> {
-    const SCATTERED: usize = 1_000;
-    let text = text.to_lowercase();
-    if let Some(at) = text.find(query) {
-        return Some(at);
-    }
-    let mut letters = text.chars().enumerate();
-    let mut cost = SCATTERED;
-    let mut last = None;
-    for wanted in query.chars().filter(|c| !c.is_whitespace()) {
-        let (at, _) = letters.find(|(_, c)| *c == wanted)?;
-        cost += last.map_or(0, |previous: usize| at - previous - 1);
-        last = Some(at);
-    }
-    Some(cost)
 }
 
 /// The key table of the README, as Markdown.

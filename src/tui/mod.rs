@@ -19,6 +19,7 @@ mod memory;
 mod overlay;
 pub mod panes;
 pub mod preview;
+mod recovery;
 pub mod runs;
 pub mod scrub;
 mod sections;

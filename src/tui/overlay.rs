@@ -15,7 +15,7 @@ use super::line::LineInput;
 use super::text::{self, fit, left, sanitise};
 use super::theme::Tone;
 use super::view::Canvas;
-use super::{memory, panes, preview, sparse, speculation, tier};
+use super::{memory, panes, preview, recovery, sparse, speculation, tier};
 
 /// Draws `overlay` over `body`; the filter line takes the footer's place.
 pub fn draw(canvas: &mut Canvas<'_>, model: &Model, overlay: &Overlay, body: Rect, foot: Rect) {
@@ -95,6 +95,11 @@ fn help_lines(model: &Model) -> Vec<HelpLine> {
             "Speculative decoding, where there is a drafter",
             speculation::WORDS,
             speculation::obstacle(model.ledger()).is_ok(),
+        ),
+        (
+            "Recovery, where it was told of",
+            recovery::WORDS,
+            model.ledger().recovery_on().is_some() || !model.ledger().recovery().is_silent(),
         ),
         ("Compare, where there are lanes", panes::compare::WORDS, model.runs.are_compared()),
         ("Memory, where the device counts it", memory::WORDS, model.ledger().device_memory().is_some()),

@@ -172,7 +172,7 @@ fn draw_pane(canvas: &mut Canvas<'_>, model: &Model, pane: Pane, area: Rect) {
     let border = canvas.style(if focused { Tone::BorderFocused } else { Tone::Border });
     let title_tone = if focused { Tone::BorderFocused } else { Tone::Strong };
     let marker = if focused { "▸" } else { " " };
-    let name = format!("{marker}{} {} ", pane.digit(), pane.word());
+    let name = format!("{marker}{} {} ", pane.key(), pane.word());
     // Two corners, and a blank behind the note.
     let room = usize::from(area.width).saturating_sub(text::width(&name) + 3);
     let mut title = vec![canvas.span(name, title_tone)];
@@ -199,5 +199,6 @@ fn draw_pane(canvas: &mut Canvas<'_>, model: &Model, pane: Pane, area: Rect) {
         Pane::Debt => panes::debt::draw(canvas, model, inner),
         Pane::Compare => panes::compare::draw(canvas, model, inner),
         Pane::Verify => panes::verify::draw(canvas, model, inner),
+        Pane::Recovery => panes::recovery::draw(canvas, model, inner),
     }
 }

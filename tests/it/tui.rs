@@ -191,7 +191,7 @@ fn frames_of_every_view_at_three_sizes() {
     for (width, height) in [(80, 24), (120, 40), (200, 60)] {
         for pane in Pane::ALL {
             let mut bench = sample();
-            bench.press(char::from_digit(pane.digit() as u32, 10).unwrap());
+            bench.press(pane.key());
             snapshot(&format!("{}-{width}x{height}", pane.word()), &bench.frame(width, height));
         }
     }
@@ -202,7 +202,7 @@ fn frames_without_colour_and_in_ascii() {
     for pane in Pane::ALL {
         let mut bench = sample();
         bench.theme = MONO_ASCII;
-        bench.press(char::from_digit(pane.digit() as u32, 10).unwrap());
+        bench.press(pane.key());
         let frame = bench.frame(80, 24);
         for cell in &frame.content {
             assert!(cell.symbol().is_ascii(), "{:?}", cell.symbol());
@@ -233,7 +233,7 @@ fn every_size_draws_every_view_and_overlay() {
     let mut benches: Vec<Bench> = Vec::new();
     for pane in Pane::ALL {
         let mut bench = troubled();
-        bench.press(char::from_digit(pane.digit() as u32, 10).unwrap());
+        bench.press(pane.key());
         benches.push(bench);
     }
     for keys in ["?", ":", "iabc", "/x", "q", "z"] {
@@ -293,7 +293,7 @@ fn absurd_figures_draw_too() {
     }
     for pane in Pane::ALL {
         let mut bench = Bench::live(events.clone());
-        bench.press(char::from_digit(pane.digit() as u32, 10).unwrap());
+        bench.press(pane.key());
         for (width, height) in [(80, 24), (120, 40), (40, 10), (300, 80)] {
             bench.frame(width, height);
         }
@@ -420,7 +420,7 @@ fn where_nobody_counts_memory_there_is_no_gauge() {
     }
     for pane in Pane::ALL {
         let mut bench = Bench::live(events.clone());
-        bench.press(char::from_digit(pane.digit() as u32, 10).unwrap());
+        bench.press(pane.key());
         let text = bench.text(160, 48);
         assert!(!text.contains("device ") && !text.contains("\n│memory "), "{text}");
     }
@@ -450,7 +450,7 @@ fn the_fall_its_cause_and_its_size_are_visible_together_without_a_key() {
 fn at_80x24_the_status_line_keeps_checkpoint_suffix_route_and_cause_in_sight() {
     for pane in Pane::ALL {
         let mut bench = sample();
-        bench.press(char::from_digit(pane.digit() as u32, 10).unwrap());
+        bench.press(pane.key());
         let frame = rows(&bench.frame(80, 24));
         for part in ["cpu bitwise", "recorded", "int8", "tools-change", "BEFORE TURN 9 of 12"] {
             assert!(frame[0].contains(part), "{part} is missing in `{}`", frame[0]);
@@ -509,7 +509,7 @@ fn model_text_cannot_reach_the_terminal_as_anything_but_text() {
     for pane in Pane::ALL {
         let mut bench = Bench::live(Vec::new());
         bench.feed(run_events(&run));
-        bench.press(char::from_digit(pane.digit() as u32, 10).unwrap());
+        bench.press(pane.key());
         for (width, height) in [(80, 24), (120, 40)] {
             for cell in &bench.frame(width, height).content {
                 assert!(

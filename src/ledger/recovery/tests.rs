@@ -2,7 +2,9 @@
 
 use super::super::tests::{arrival, restore};
 use super::*;
-use crate::event::{Arrival, LaneId, Restore, Route};
+use crate::config::{AdoptionRule, RecoveryPolicy};
+use crate::event::{Arrival, Identity, LaneId, RecoveryFacts, Restore, Route, RunFacts};
+use crate::recovery::job::Mode;
 
 /// A ledger being told of a session whose requests owe, with the time in seconds.
 pub(super) struct Told {
@@ -82,6 +84,20 @@ impl Told {
         self.say(Body::RecoveryEnded(Box::new(ended)))
     }
 
+    /// See [`under_way`].
+    pub(super) fn under_way(&mut self) -> &mut Told {
+        self.request(8_200, 0, 0).stored(5_120).at(10.0);
+        self.considered(DebtTaken::Began { job: JobId(1) }, 5_120, 8_192);
+        self.at(12.0).slice(1, 5_120, 6_144, 1.0).published(1, 6_144);
+        self.at(14.0).slice(1, 6_144, 7_168, 1.5).published(1, 7_168)
+    }
+
+    /// The next request, of which nothing but its arrival is known.
+    pub(super) fn next(&mut self, arrived: Arrival) -> &mut Told {
+        self.requests += 1;
+        self.say(Body::Arrived(Box::new(arrived)))
+    }
+
     pub(super) fn job(&self, id: u64) -> &JobFacts {
         self.ledger.recovery().job(JobId(id)).unwrap()
     }
@@ -122,13 +138,56 @@ pub(super) fn publication(job: u64, boundary: u64) -> Publication {
     }
 }
 
+/// The start of a run of 1,024-token blocks, with windows of 30 s.
+pub(super) fn run_facts(budget_pct: f64) -> Body {
+    let recovery = RecoveryFacts {
+        enabled: true,
+        policy: RecoveryPolicy::Newest,
+        mode: Mode::Progressive,
+        slice_tokens: 512,
+        interruptible: true,
+        budget_pct,
+        budget_tokens: None,
+        window_s: 30.0,
+        adoption: AdoptionRule::Fixed,
+        adoption_blocks: 1,
+        delay_target_s: None,
+        ttft_target_s: None,
+        itl_target_s: None,
+    };
+    let facts = RunFacts {
+        version: "0".into(),
+        model: "m".into(),
+        model_digest: "d".into(),
+        device: "cpu".into(),
+        kernel: "k".into(),
+        precision: "int8".into(),
+        identity: Identity::Bitwise,
+        block_tokens: 1_024,
+        context_tokens: None,
+        state_bytes_per_token: None,
+        snapshot_bytes: None,
+        snapshot_policy: None,
+        placeholder_policy: None,
+        enlarged_from: None,
+        cache_dir: None,
+        ram_bytes: None,
+        clock: "virtual".into(),
+        session: "s".into(),
+        session_requests: 0,
+        replay_mode: "recorded".into(),
+        specprefill: None,
+        speculation: None,
+        recovery: Some(recovery),
+        session_settings: Vec::new(),
+    };
+    Body::RunStarted(Box::new(facts))
+}
+
 /// A request that left 5,120 of 8,192 tokens, and a job that has published 7,168 of them.
 pub(super) fn under_way() -> Told {
     let mut told = Told::new();
-    told.request(8_200, 0, 0).stored(5_120).at(10.0);
-    told.considered(DebtTaken::Began { job: JobId(1) }, 5_120, 8_192);
-    told.at(12.0).slice(1, 5_120, 6_144, 1.0).published(1, 6_144);
-    told.at(14.0).slice(1, 6_144, 7_168, 1.5).published(1, 7_168);
+    told.under_way();
     told
 }
 
@@ -140,7 +199,7 @@ fn a_job_stands_where_its_publications_and_slices_brought_it() {
     assert_eq!((job.committed_at_start, job.committed), (Some(5_120), Some(7_168)));
     assert_eq!((job.processed, job.target), (Some(7_680), Some(8_192)));
     assert_eq!((job.service().seconds(), job.computed(), job.state()), (3.0, 2_560, JobState::Running));
-    assert_eq!(job.service_share(told.ledger.now()), Some(3.0 / 5.0));
+    assert_eq!(job.service_share(told.ledger.now()), Some((3.0 + 2e-9) / 5.0));
     assert_eq!(job.slices[0].began().seconds(), 11.0);
 
     told.say(Body::Retired { job: JobId(1), why: Why::Arrival, tokens: 512 });
@@ -250,7 +309,7 @@ fn a_row_has_the_figures_of_the_job_that_pays() {
     assert_eq!((recovery.job, recovery.state), (Some(1), Some("running")));
     assert_eq!((recovery.committed_tokens, recovery.publications), (Some(7_168), Some(2)));
     assert_eq!((recovery.runnable_steps, recovery.yielded_steps), (Some(2), Some(1)));
-    assert_eq!((recovery.service_s, recovery.budget_share), (Some(2.5), Some(2.5 / 4.0)));
+    assert_eq!((recovery.service_s, recovery.budget_share), (Some(2.5), Some((2.5 + 2e-9) / 4.0)));
     assert_eq!(row.debt_paid_tokens, Some(2_048));
 }
 

@@ -50,12 +50,3 @@ fn descriptions_fit_the_help_of_an_80_column_terminal() {
         assert!(action.description.len() <= 62, "{}", action.description);
     }
 }
-
-#[test]
-fn a_query_finds_words_first_and_scattered_letters_after_them() {
-    let cost = |text, query| match_cost(text, query);
-    assert!(cost("run the next turn", "turn") < cost("type in a turn", "trn"));
-    assert!(cost("run the next turn", "rntt").is_some());
-    assert!(cost("run the next turn", "zz").is_none());
-    assert_eq!(cost("anything", ""), Some(0));
-}

@@ -13,6 +13,7 @@ use super::explorer::Explorer;
 use super::faults;
 use super::line::LineInput;
 use super::log::LogRing;
+use super::recovery;
 use super::runs::Runs;
 use super::scrub::Recording;
 use super::sparse;
@@ -216,7 +217,10 @@ fn on_event(model: &mut Model, place: usize, event: &Event) {
     // What all lanes of a comparison do is told of one of them; what one does by itself, whichever it is.
     let of_any = matches!(
         event.body,
-        Body::EngineFailed { .. } | Body::SpecPrefillSet { .. } | Body::SpeculationSet { .. }
+        Body::EngineFailed { .. }
+            | Body::SpecPrefillSet { .. }
+            | Body::SpeculationSet { .. }
+            | Body::RecoverySet { .. }
     );
     if place != model.runs.focus() && !of_any {
         return;
@@ -244,6 +248,14 @@ fn on_event(model: &mut Model, place: usize, event: &Event) {
             let (words, warning) = speculation::set_words(model.runs.ledger_of(place));
             let text = format!("{}{words}", model.runs.label(place));
             model.ui.toast = Some(Toast { text, warning });
+        }
+        Body::RecoverySet { enabled } => {
+            let words = recovery::set_words(model.runs.ledger_of(place), *enabled);
+            let lane = model.runs.label(place);
+            model.toast(format!("{lane}{words}"));
+        }
+        Body::RecoveryEnded(ended) if recovery::is_worrying(ended.end) => {
+            model.warn(format!("recovery job {} ended: {}", ended.job.0, ended.end.words()));
         }
         Body::DraftingEnded { message } => model.warn(format!("drafting ended: {message}")),
         Body::Cycled(cycle) => {
@@ -383,6 +395,7 @@ pub fn perform(model: &mut Model, action: &Action) -> Vec<Effect> {
         ActionId::Shallower => return speculation::deepen(model, -1),
         ActionId::Controller => return speculation::toggle_controller(model),
         ActionId::MeasureVerify => return speculation::toggle_curve(model),
+        ActionId::Recovery => return recovery::toggle(model),
         ActionId::Weigh => speculation::weigh(model),
         ActionId::Sheet => toggle_sheet(model),
         ActionId::View(pane) => focus(model, pane),

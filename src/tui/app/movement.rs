@@ -89,6 +89,19 @@ fn scroll(model: &mut Model, pane: Pane, by: isize) {
     model.ui.scroll[pane.index()] = if top >= last { Scroll::Follow } else { Scroll::At(top) };
 }
 
+/// Scrolls a pane that is read from its first line on.
+fn scroll_down(model: &mut Model, pane: Pane, by: isize) {
+    let page = model.ui.layout.pages[pane.index()];
+    let top = page.top.saturating_add_signed(by).min(page.lines.saturating_sub(page.height));
+    model.ui.scroll[pane.index()] = Scroll::At(top);
+}
+
+/// Looks at less of the time, the latest part of it, or at more.
+fn look_closer(model: &mut Model, by: isize) {
+    let by = i8::try_from(by.signum()).unwrap_or_default();
+    model.ui.closeness = model.ui.closeness.saturating_add(by).clamp(-1, panes::recovery::CLOSEST);
+}
+
 pub(super) fn step(model: &mut Model, by: isize) {
     match model.ui.focus {
         Pane::Verify if !model.ui.sheet => select_cycle(model, by),
@@ -103,6 +116,7 @@ pub(super) fn page(model: &mut Model, by: isize) {
     match pane {
         Pane::Session | Pane::Debt => select(model, by * height),
         Pane::Verify if !model.ui.sheet => select_cycle(model, by * height),
+        Pane::Recovery => scroll_down(model, pane, by * height),
         pane if pane.lists_requests() => select(model, by * 5),
         pane => scroll(model, pane, by * height),
     }
@@ -111,6 +125,7 @@ pub(super) fn page(model: &mut Model, by: isize) {
 pub(super) fn sideways(model: &mut Model, by: isize) {
     match model.ui.focus {
         Pane::Session | Pane::Checkpoint | Pane::Debt | Pane::Verify => select(model, by),
+        Pane::Recovery => look_closer(model, by),
         Pane::Compare if model.runs.are_compared() => switch_run(model, by),
         Pane::Compare => select(model, by),
         Pane::Request => select_block(model, by),
@@ -211,7 +226,9 @@ pub(super) fn to_last(model: &mut Model) {
 
 pub(super) fn open(model: &mut Model) {
     match model.ui.focus {
-        Pane::Session | Pane::Checkpoint | Pane::Debt | Pane::Compare => focus(model, Pane::Request),
+        Pane::Session | Pane::Checkpoint | Pane::Debt | Pane::Compare | Pane::Recovery => {
+            focus(model, Pane::Request)
+        }
         Pane::Request if panes::divergence::of_selected(model).is_some() => focus(model, Pane::Divergence),
         Pane::Request | Pane::Divergence | Pane::Verify => {
             focus(model, Pane::Transcript);

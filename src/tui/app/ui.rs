@@ -32,6 +32,8 @@ pub enum Pane {
     Compare,
     /// What speculative decoding costs and gives.
     Verify,
+    /// What background recovery does, waits for, and was worth.
+    Recovery,
 }
 
 impl Pane {
@@ -47,18 +49,22 @@ impl Pane {
         Pane::Debt,
         Pane::Compare,
         Pane::Verify,
+        Pane::Recovery,
     ];
     /// How many there are.
-    pub const COUNT: usize = 10;
+    pub const COUNT: usize = 11;
 
     /// Position in [`Pane::ALL`].
     pub fn index(self) -> usize {
         self as usize
     }
 
-    /// The digit that picks it: from 1 on, and 0 the tenth, as keyboards have them.
-    pub fn digit(self) -> usize {
-        (self.index() + 1) % 10
+    /// The key that picks it: a digit from 1 on, 0 for the tenth as keyboards have them, and a letter where digits have run out.
+    pub fn key(self) -> char {
+        match self {
+            Pane::Recovery => 'R',
+            pane => "1234567890".chars().nth(pane.index()).unwrap_or(' '),
+        }
     }
 
     /// Its name.
@@ -74,6 +80,7 @@ impl Pane {
             Pane::Debt => "debt",
             Pane::Compare => "compare",
             Pane::Verify => "verify",
+            Pane::Recovery => "recovery",
         }
     }
 
@@ -93,12 +100,13 @@ impl Pane {
                 | Pane::Debt
                 | Pane::Compare
                 | Pane::Verify
+                | Pane::Recovery
         )
     }
 
     /// Whether it takes the request's place too when it stands in the workbench's lowest.
     pub fn is_tall(self) -> bool {
-        matches!(self, Pane::Compare | Pane::Verify)
+        matches!(self, Pane::Compare | Pane::Verify | Pane::Recovery)
     }
 
     /// Whether Up and Down choose a request in it, rather than scroll.
@@ -231,6 +239,8 @@ pub struct Ui {
     pub cycle: Option<u64>,
     /// Whether the verify view shows all its figures below each other, rather than beside the cycles.
     pub sheet: bool,
+    /// How close the recovery view's time line is looked at: 0 since the job began, below that the whole run, above it the last half, quarter, ….
+    pub closeness: i8,
     /// Requests that the calculator weighs against each other.
     pub weighed: Weighed,
     /// Whether the verify curve is measured, where that was asked for here.

@@ -8,6 +8,7 @@ pub mod events;
 mod flow;
 pub mod log;
 mod plot;
+pub mod recovery;
 pub mod request;
 pub mod session;
 mod table;
@@ -51,6 +52,7 @@ pub fn title_note(model: &Model, pane: Pane, room: usize) -> String {
         Pane::Debt => format!("lane {} · tokens", model.ui.lane.label()),
         Pane::Compare => compare::title_note(model, room),
         Pane::Verify => verify::title_note(model, room),
+        Pane::Recovery => recovery::title_note(model, room),
     }
 }
 

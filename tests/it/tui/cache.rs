@@ -531,7 +531,7 @@ fn absurd_figures_of_tier_debt_and_divergence_draw_too() {
         }
         bench.feed(events);
         for pane in Pane::ALL {
-            bench.press(char::from_digit(pane.digit() as u32, 10).unwrap());
+            bench.press(pane.key());
             for (width, height) in [(40, 10), (80, 24), (110, 30), (160, 48), (300, 80)] {
                 bench.frame(width, height);
             }

@@ -330,7 +330,7 @@ fn absurd_scorings_draw_too() {
         events.push(of(Body::SparseFellBack { message: "\u{1b}]0;x\u{7}".into() }));
         for pane in Pane::ALL {
             let mut bench = Bench::live(events.clone());
-            bench.press(char::from_digit(pane.digit() as u32, 10).unwrap());
+            bench.press(pane.key());
             for (width, height) in [(80, 24), (40, 10), (160, 48)] {
                 bench.frame(width, height);
             }

@@ -651,7 +651,7 @@ fn hostile_and_absurd_cycles_draw_too() {
     }
     for pane in Pane::ALL {
         let mut bench = Bench::live(events.clone());
-        bench.press(char::from_digit(pane.digit() as u32, 10).unwrap());
+        bench.press(pane.key());
         for (width, height) in [(40, 10), (80, 24), (111, 31), (120, 40), (300, 80)] {
             let frame = bench.frame(width, height);
             assert!(frame.content.iter().all(|cell| !cell.symbol().chars().any(char::is_control)));
