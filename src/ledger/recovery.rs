@@ -616,4 +616,4 @@ impl Ledger {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -4,9 +4,12 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::event::{
-    Arrival, Cause, Closest, Culprit, DeviceMemory, FinishReason, HistoryChange, Loss, Nanos, Restore,
-    ShrunkChunk, SnapshotsStored, Source, SsdRead, TierStored, TierTrouble,
+    Arrival, Cause, Closest, Culprit, DebtConsidered, DebtTaken, DeviceMemory, FinishReason, HistoryChange,
+    JobEnded, JobId, Loss, Nanos, Publication, RecoverySlice, Restore, ShrunkChunk, SnapshotsStored, Source,
+    SsdRead, Steps, TierStored, TierTrouble,
 };
+use crate::recovery::job::{Declined, End, Tally};
+use crate::recovery::standing::Why;
 
 mod accounts;
 mod speculation;
@@ -77,9 +80,11 @@ fn any_arrival() -> impl Strategy<Value = Arrival> {
     let source = prop::sample::select(vec![Source::Replay, Source::Replay, Source::Side, Source::Edit]);
     let turn = prop_oneof![9 => 0_u32..20, 1 => Just(u32::MAX)];
     let prompt_tokens = prop_oneof![Just(100_u64), any::<u64>()];
-    (turn, source, prompt_tokens).prop_map(|(turn, source, prompt_tokens)| Arrival {
+    let delayed = prop::option::of(any::<u64>().prop_map(Nanos));
+    (turn, source, prompt_tokens, delayed).prop_map(|(turn, source, prompt_tokens, delayed)| Arrival {
         source,
         prompt_tokens,
+        delayed,
         ..arrival(turn)
     })
 }
@@ -104,11 +109,52 @@ fn aside() -> impl Strategy<Value = Body> {
     ]
 }
 
+/// What was told of recovery: few jobs and few boundaries, so that events concern each other.
+fn recovery_body() -> impl Strategy<Value = Body> {
+    let tokens = || prop_oneof![6 => (0_u64..6).prop_map(|n| n * 10), 1 => any::<u64>()];
+    let job = || (0_u64..3).prop_map(JobId);
+    let taken = (job(), job(), 0..6_usize, tokens()).prop_map(|(job, replaced, kind, from)| match kind {
+        0 => DebtTaken::Declined { why: Declined::NotSparse },
+        1 => DebtTaken::Began { job },
+        2 => DebtTaken::Extended { job, from },
+        3 => DebtTaken::Covered { job },
+        4 => DebtTaken::Replaced { job, replaced },
+        _ => DebtTaken::LeftOut { job },
+    });
+    prop_oneof![
+        (taken, tokens(), tokens()).prop_map(|(taken, target_tokens, canonical_tokens)| {
+            Body::DebtConsidered(Box::new(DebtConsidered { taken, target_tokens, canonical_tokens }))
+        }),
+        (job(), tokens(), tokens(), any::<u64>()).prop_map(|(job, from, to, took)| {
+            let slice = recovery::tests::slice(job.0, from, from.saturating_add(to), 1.0);
+            Body::RecoverySlice(Box::new(RecoverySlice { took: Nanos(took), ..slice }))
+        }),
+        (job(), tokens(), tokens()).prop_map(|(job, boundary, read_back)| {
+            let told = recovery::tests::publication(job.0, boundary);
+            Body::Published(Box::new(Publication { read_back, ..told }))
+        }),
+        (job(), tokens()).prop_map(|(job, tokens)| Body::Retired { job, why: Why::Arrival, tokens }),
+        (job(), tokens(), tokens()).prop_map(|(job, from, to)| Body::CommitLowered { job, from, to }),
+        (job(), prop::option::of(any::<u64>())).prop_map(|(job, left)| Body::RecoveryWaits {
+            job,
+            why: left.map(|_| Why::BudgetSpent),
+            next_window: left.map(Nanos),
+        }),
+        (job(), tokens()).prop_map(|(job, target)| {
+            let (tally, steps) = (Tally::default(), Steps::default());
+            let (end, detail) = (End::Replaced, None);
+            Body::RecoveryEnded(Box::new(JobEnded { job, end, detail, target, committed: 0, tally, steps }))
+        }),
+        any::<bool>().prop_map(|enabled| Body::RecoverySet { enabled }),
+    ]
+}
+
 fn body() -> impl Strategy<Value = Body> {
     let lane = prop::option::of((0_u32..4).prop_map(LaneId));
     prop_oneof![
         any_arrival().prop_map(|arrival| Body::Arrived(Box::new(arrival))),
         aside(),
+        recovery_body(),
         any::<u64>().prop_map(|t| Body::Admitted { queued: Nanos(t) }),
         any_restore().prop_map(|restore| Body::Restored(Box::new(restore))),
         any::<u64>().prop_map(|n| Body::Routed { route: Route::Dense, uncached_suffix: n }),
@@ -180,10 +226,10 @@ proptest! {
             ledger.apply(event);
             // Reading between events must not change anything, and must not panic either.
             for (lane, _) in ledger.lanes() {
-                let _ = (ledger.history(lane).len(), ledger.cliffs(lane).count());
+                let _ = (ledger.history(lane).len(), ledger.cliffs(lane).count(), ledger.pace(lane));
                 accounts::hold_together(&ledger, lane)?;
             }
-            let _ = ledger.rows();
+            let _ = (ledger.rows(), ledger.net_return(), ledger.race(), ledger.protection());
         }
         events.iter().for_each(|event| again.apply(event));
         prop_assert_eq!(&ledger, &again);

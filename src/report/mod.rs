@@ -5,6 +5,7 @@
 mod account;
 mod compare;
 mod number;
+mod recovery;
 mod run;
 mod speculation;
 mod speculation_chart;

@@ -1,6 +1,7 @@
 //! A run as a table: what `replay` prints, and `inspect` for a recording.
 
 use super::account::account;
+use super::recovery::recovery_text;
 use super::speculation::speculation_text;
 use super::{Align, Table, counted, or_dash, rate, seconds, signed_thousands, thousands};
 use crate::event::{Identity, RunFacts, SessionSetting, SnapshotsStored};
@@ -106,7 +107,7 @@ fn cells(row: &Row, forked: bool) -> [String; 13] {
     ]
 }
 
-/// What drafting gave and cost, where something drafted; the sums of a run, its cliffs and debt, what happened to its SSD tier and by hand, and the ledger hash: equal hashes, equal facts.
+/// What drafting gave and cost, where something drafted; what recovery did and was worth, where it was told of; the sums of a run, its cliffs and debt, what happened to its SSD tier and by hand, and the ledger hash: equal hashes, equal facts.
 pub fn summary(ledger: &Ledger) -> String {
     let rows = ledger.rows();
     let total = |field: fn(&Row) -> Option<u64>| rows.iter().filter_map(field).fold(0, u64::saturating_add);
@@ -125,8 +126,9 @@ pub fn summary(ledger: &Ledger) -> String {
         turns => format!("cliffs at turns {}", turns.join(", ")),
     };
     format!(
-        "{}{} · prompt {} · from the checkpoint {}{share} · uncached {} · Σ ttft {} · {cliffs}\n{}{}{}ledger: {}\n",
+        "{}{}{} · prompt {} · from the checkpoint {}{share} · uncached {} · Σ ttft {} · {cliffs}\n{}{}{}ledger: {}\n",
         speculation_text(ledger),
+        recovery_text(ledger),
         counted(rows.len() as u64, "request"),
         thousands(prompt),
         thousands(restored),

@@ -5,8 +5,11 @@
 
 use std::path::{Path, PathBuf};
 
+use escarp::event::record::Recorder;
 use escarp::event::*;
 use escarp::ledger::{CheckpointStep, Ledger};
+use escarp::recovery::job::{Declined, End, Tally};
+use escarp::recovery::standing::Why;
 
 const CREDIT: &str = "Oliver Yu, Reusable State Dynamics in Interactive LLM Inference (EXP-001, Trace B), \
                       https://github.com/tc3oliver/llm-inference-systems, CC BY 4.0; evidence level 5";
@@ -233,4 +236,108 @@ fn what_the_trace_does_not_tell_is_null_in_its_rows() {
     assert_eq!((&row["prompt_tokens"], &row["uncached_suffix"]), (&45_732.into(), &17_060.into()));
     assert_eq!((&row["cliff"], &row["checkpoint_delta"]), (&true.into(), &(-9_216).into()));
     assert_eq!(row["cause_kind"], "unknown");
+}
+
+/// One of each fact of recovery.
+fn recovery_facts() -> Vec<Body> {
+    let job = JobId(1);
+    let budget = BudgetReading {
+        owners: 2,
+        windows: 3,
+        spent: Nanos(2),
+        spent_tokens: 512,
+        carried: Nanos(1),
+        allowance: Nanos(9),
+        allowance_tokens: Some(4_096),
+        service: Nanos(7),
+    };
+    let slice = RecoverySlice {
+        job,
+        from: 1_024,
+        to: 1_536,
+        wanted: 2_048,
+        took: Nanos(2),
+        restored: Some(1_024),
+        gave_way: Some(Why::Arrival),
+        steps: Steps { runnable: 3, scheduled: 1, yielded: 2, resumed: 1 },
+        budget,
+    };
+    let publication = Publication {
+        job,
+        boundary: 2_048,
+        stored: 2_048,
+        read_back: 2_048,
+        committed: 2_048,
+        visible: 1_024,
+        took: Nanos(3),
+    };
+    let considered = |taken| {
+        Body::DebtConsidered(Box::new(DebtConsidered {
+            taken,
+            target_tokens: 4_096,
+            canonical_tokens: 1_024,
+        }))
+    };
+    let ended = JobEnded {
+        job,
+        end: End::ReadBackShort,
+        detail: Some("block 3".into()),
+        target: 4_096,
+        committed: 1_024,
+        tally: Tally {
+            slices: 1,
+            publications: 1,
+            computed: 512,
+            computed_again: 0,
+            retired: 1,
+            service: Nanos(2),
+        },
+        steps: slice.steps,
+    };
+    vec![
+        Body::RecoverySet { enabled: true },
+        considered(DebtTaken::Declined { why: Declined::NotSparse }),
+        considered(DebtTaken::Began { job }),
+        considered(DebtTaken::Extended { job, from: 2_048 }),
+        considered(DebtTaken::Covered { job }),
+        considered(DebtTaken::Replaced { job: JobId(2), replaced: job }),
+        considered(DebtTaken::LeftOut { job }),
+        Body::RecoverySlice(Box::new(slice)),
+        Body::Published(Box::new(publication)),
+        Body::Retired { job, why: Why::BudgetSpent, tokens: 512 },
+        Body::CommitLowered { job, from: 2_048, to: 1_024 },
+        Body::RecoveryWaits { job, why: Some(Why::BudgetSpent), next_window: Some(Nanos(5)) },
+        Body::RecoveryWaits { job, why: None, next_window: None },
+        Body::RecoveryEnded(Box::new(ended)),
+    ]
+}
+
+#[test]
+fn what_was_told_of_recovery_survives_a_recording() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("recovery.jsonl");
+    let (mut sink, recorder) = Recorder::create(&path).unwrap();
+    let delayed = Arrival { delayed: Some(Nanos(40)), ..arrival(1, &RESTORES[0]) };
+    let bodies = std::iter::once(Body::Arrived(Box::new(delayed))).chain(recovery_facts());
+    let told: Vec<Event> = (0..)
+        .zip(bodies)
+        .map(|(seq, body)| {
+            let (lane, request) = (Some(LaneId(0)), Some(RequestId(1)));
+            Event { seq, at: Stamp(seq * 100), lane, request, body }
+        })
+        .collect();
+    told.iter().for_each(|event| sink.emit(event));
+    drop(sink);
+    recorder.finish().unwrap();
+    let kept = escarp::event::record::read(&path).unwrap();
+    assert_eq!(kept, told);
+    let fold = |events: &[Event]| {
+        let mut ledger = Ledger::new();
+        events.iter().for_each(|event| ledger.apply(event));
+        ledger
+    };
+    let (live, recorded) = (fold(&told), fold(&kept));
+    assert_eq!(live.recovery(), recorded.recovery());
+    assert_eq!(live.facts_hash(), recorded.facts_hash());
+    assert_eq!(serde_json::to_value(live.rows()).unwrap(), serde_json::to_value(recorded.rows()).unwrap());
 }

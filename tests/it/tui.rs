@@ -5,6 +5,7 @@ mod compare;
 mod driving;
 mod keys;
 mod published;
+mod recovery;
 mod sample;
 mod sparse;
 mod verify;

@@ -235,7 +235,7 @@ impl Ledger {
                 |job: &JobFacts| self.recovery.published_before(request.id, Some(job.id), &owed, same);
             let shares: Vec<(JobId, u64)> =
                 self.recovery.jobs().map(|job| (job.id, published(job))).filter(|(_, n)| *n > 0).collect();
-            let all: u64 = shares.iter().map(|(_, tokens)| tokens).sum();
+            let all: u64 = shares.iter().fold(0, |sum, (_, tokens)| tokens.saturating_add(sum));
             let (saved, by) = prices.saved(request, prompt, &would);
             for (job, tokens) in shares {
                 let saved_s = saved.map(|seconds| seconds * tokens as f64 / all as f64);

@@ -103,7 +103,7 @@ impl Told {
     }
 }
 
-pub(super) fn slice(job: u64, from: u64, to: u64, seconds: f64) -> RecoverySlice {
+pub(in crate::ledger) fn slice(job: u64, from: u64, to: u64, seconds: f64) -> RecoverySlice {
     RecoverySlice {
         job: JobId(job),
         from,
@@ -126,7 +126,7 @@ pub(super) fn slice(job: u64, from: u64, to: u64, seconds: f64) -> RecoverySlice
     }
 }
 
-pub(super) fn publication(job: u64, boundary: u64) -> Publication {
+pub(in crate::ledger) fn publication(job: u64, boundary: u64) -> Publication {
     Publication {
         job: JobId(job),
         boundary,

@@ -22,6 +22,8 @@ struct RowFacts<'a> {
     step: Option<CheckpointStep>,
     /// Tokens per cycle by the cost of a cycle, where something was drafted.
     cycles: Option<String>,
+    /// Tokens of its checkpoint that recovery published and the request before it owed.
+    recovered: Option<u64>,
 }
 
 struct Column {
@@ -31,7 +33,7 @@ struct Column {
 }
 
 /// In display order.
-const COLUMNS: [Column; 14] = [
+const COLUMNS: [Column; 15] = [
     Column { header: "#", right: true, value: |r| r.request.turn.to_string() },
     Column {
         header: "name",
@@ -50,13 +52,17 @@ const COLUMNS: [Column; 14] = [
     Column { header: "debt", right: true, value: |r| count(r.request.canonical_debt()) },
     Column { header: "out", right: true, value: |r| count(r.request.output_tokens) },
     Column { header: CYCLES, right: true, value: |r| r.cycles.clone().unwrap_or_else(|| UNKNOWN.into()) },
+    Column { header: RECOVERED, right: true, value: |r| count(r.recovered) },
 ];
 
 /// The column of tokens per cycle and their cost in dense steps. It is there where something was drafted.
 const CYCLES: &str = "gives/costs";
 
+/// The column of tokens that recovery paid. It is there where it paid any.
+const RECOVERED: &str = "recovered";
+
 /// Indices of [`COLUMNS`], most important first: what does not fit is left out from the end.
-const IMPORTANCE: [usize; 14] = [0, 3, 4, 5, 9, 2, 10, 8, 7, 13, 1, 11, 6, 12];
+const IMPORTANCE: [usize; 15] = [0, 3, 4, 5, 9, 2, 10, 8, 7, 14, 13, 1, 11, 6, 12];
 /// How many of them the workbench makes room for.
 const PREFERRED: usize = 9;
 
@@ -107,9 +113,17 @@ pub fn preferred_width(model: &Model) -> u16 {
 fn rows(model: &Model) -> Vec<RowFacts<'_>> {
     let steps: BTreeMap<RequestId, CheckpointStep> =
         model.ledger().checkpoint_steps(model.ui.lane).into_iter().collect();
+    let recovered: BTreeMap<RequestId, u64> = match model.ledger().recovery().is_silent() {
+        true => BTreeMap::new(),
+        false => {
+            let debt = model.ledger().debt(model.ui.lane);
+            debt.into_iter().filter_map(|entry| Some((entry.request, entry.recovered_tokens?))).collect()
+        }
+    };
     let row = |id: RequestId| {
         let request = model.ledger().request(id)?;
-        Some(RowFacts { request, step: steps.get(&id).copied(), cycles: cycles(model, request) })
+        let (step, recovered) = (steps.get(&id).copied(), recovered.get(&id).copied());
+        Some(RowFacts { request, step, cycles: cycles(model, request), recovered })
     };
     visible_requests(model).into_iter().filter_map(row).collect()
 }
@@ -125,11 +139,16 @@ fn cycles(model: &Model, request: &RequestFacts) -> Option<String> {
     Some(format!("{:.2}/{cost}", account.tokens_per_cycle()?))
 }
 
-/// The columns that fit `room`, most important first; that of cycles only where there are some.
+/// The columns that fit `room`, most important first; that of cycles only where there are some, and that of recovery where it paid.
 fn columns(rows: &[RowFacts<'_>], widths: &[usize], room: usize) -> Vec<usize> {
     let drafted = rows.iter().any(|row| row.cycles.is_some());
-    let wanted: Vec<usize> =
-        IMPORTANCE.into_iter().filter(|index| drafted || COLUMNS[*index].header != CYCLES).collect();
+    let paid = rows.iter().any(|row| row.recovered.is_some_and(|tokens| tokens > 0));
+    let shown = |index: &usize| match COLUMNS[*index].header {
+        CYCLES => drafted,
+        RECOVERED => paid,
+        _ => true,
+    };
+    let wanted: Vec<usize> = IMPORTANCE.into_iter().filter(shown).collect();
     fitting(widths, &wanted, room)
 }
 

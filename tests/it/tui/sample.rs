@@ -260,6 +260,78 @@ impl Run {
     }
 }
 
+/// What a request of [`Run::owing`] is.
+pub struct Owing {
+    pub prompt: u64,
+    pub checkpoint: u64,
+    pub route: Route,
+    /// Tokens restorable when it has ended.
+    pub canonical: u64,
+    /// How long background work was in its way.
+    pub delayed: Option<Nanos>,
+}
+
+impl Run {
+    /// A request whose suffix is computed sparsely where it is longer than 1,024 tokens, a fifth of it then. It leaves what it is told to.
+    pub fn owing(&mut self, number: u64, owing: &Owing) {
+        let turn = Turn { request: number, turn: number as u32, name: "read-file", ..Turn::default() };
+        let (lane, request) = (Some(0), Some(number));
+        let &Owing { prompt, checkpoint, route, canonical, delayed } = owing;
+        let old = self.previous.map_or(0, |(prompt, _)| prompt);
+        let suffix = prompt - checkpoint;
+        let told = Arrival { delayed, ..arrival(&turn, prompt, number == 1) };
+        self.say(lane, request, Body::Arrived(Box::new(told)));
+        self.say(lane, request, Body::Admitted { queued: Nanos(40_000) });
+        let mut restore = restore(&turn, prompt, old.min(prompt), number == 1);
+        restore.common_prefix_tokens = (number > 1).then_some(old.min(prompt));
+        (restore.checkpoint_tokens, restore.matched_with_state_tokens) = (checkpoint, checkpoint);
+        self.say(lane, request, Body::Restored(Box::new(restore)));
+        let sparse = route == Route::Sparse;
+        let admission = SparseAdmission {
+            settings: SparseSettings {
+                enabled: Effective { value: true, set_by: SetBy::Model },
+                keep: Effective { value: 0.2, set_by: SetBy::Model },
+                threshold: Effective { value: 1_024, set_by: SetBy::Model },
+            },
+            verdict: if sparse { SparseVerdict::Sparse } else { SparseVerdict::ShortSuffix },
+            protected_tokens: 1_100,
+            boundary_before: String::new(),
+            boundary_after: String::new(),
+            suffix_tokens: suffix,
+            to_score_tokens: prompt.saturating_sub(checkpoint.max(1_100)),
+        };
+        self.say(lane, request, Body::SparseAdmitted(Box::new(admission)));
+        self.say(lane, request, Body::Routed { route, uncached_suffix: suffix });
+        let computed = if sparse { suffix / 5 } else { suffix };
+        let took = Nanos(computed * 2_000_000);
+        self.now += took.0;
+        let progress = Body::PrefillProgress {
+            done: computed,
+            total: computed,
+            shrunk: None,
+            device: None,
+            took: Some(took),
+        };
+        self.say(lane, request, progress);
+        self.say(lane, request, Body::Prefilled { computed_tokens: computed, took });
+        for index in 0..4 {
+            self.token(&turn, index, "ok ");
+        }
+        let stored = Body::Stored {
+            stored_tokens: 0,
+            canonical_tokens: canonical,
+            evicted_blocks: 0,
+            snapshots: None,
+            tier: None,
+        };
+        self.say(lane, request, stored);
+        let took = Nanos(took.0 + 96_000_000 + delayed.map_or(0, |time| time.0));
+        self.say(lane, request, Body::Finished { reason: FinishReason::Stop, took });
+        self.gate(Gate::Running, 0, Some(number as u32 + 1));
+        self.previous = Some((prompt, checkpoint));
+    }
+}
+
 /// A checkpoint that rises for four requests, falls at the fifth and is pinned from then on while the suffix grows.
 pub fn latched() -> Run {
     let mut run = Run::new();

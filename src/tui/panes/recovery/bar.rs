@@ -77,7 +77,7 @@ impl View<'_> {
     fn ticks(&self, canvas: &Canvas<'_>, job: &JobFacts, scale: &Scale) -> Line<'static> {
         let block = self.ledger.run().map_or(0, |run| run.block_tokens).max(1);
         let blocks = scale.target / block;
-        let every = (TICK * blocks).div_ceil(scale.columns.max(1) as u64).max(1);
+        let every = TICK.saturating_mul(blocks).div_ceil(scale.columns.max(1) as u64).max(1);
         let mut cells = vec![' '; scale.columns + 1];
         let mut ticks = 0;
         for tick in (0..=blocks).step_by(usize::try_from(every).unwrap_or(usize::MAX)) {

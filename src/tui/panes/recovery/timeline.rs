@@ -82,7 +82,7 @@ impl View<'_> {
             closeness @ 1.. => to - (to - began) / (1 << closeness.min(super::CLOSEST)),
             _ => 0,
         };
-        Span { from, to: to.max(from + 1), columns }
+        Span { from, to: to.max(from.saturating_add(1)), columns }
     }
 
     fn slices(&self, span: &Span) -> Vec<(&'static str, Tone)> {
