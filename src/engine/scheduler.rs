@@ -1,17 +1,24 @@
 //! The scheduler: one loop of steps over many sequences.
 //!
-//! A step admits what has arrived, then runs one forward: a chunk of the oldest unfinished prefill together with one
-//! token of every sequence that is decoding (continuous batching). A sequence whose reply is complete is stored by the
-//! step after. So a caller that steps can stop between any two phases of a request.
+//! A step admits what has arrived, then runs one forward: one token of every sequence that is decoding together with a chunk of
+//! the oldest unfinished prefill, or with as much of the prefills as the step's budget leaves (continuous batching). A sequence
+//! whose reply is complete is stored by the step after. So a caller that steps can stop between any two phases of a request.
+//!
+//! Where there is no room for all that run, the one admitted last makes way: what of its state can be kept is stored, and it is
+//! resumed from there when there is room again.
 
 mod admit;
 mod cycle;
 mod disk;
 mod forward;
+mod plan;
+mod preempt;
+mod queue;
 mod recover;
 mod reserve;
 mod sparse;
 mod speculate;
+mod store;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,15 +31,13 @@ use super::clock::Clock;
 use super::emitter::Emitter;
 use super::sequence::{Ended, Sequence, Stage, Submission};
 use crate::cache::boundary::Boundaries;
-use crate::cache::recurrent::RecurrentState;
 use crate::cache::restore::Decode;
 use crate::cache::served::Served;
 use crate::cache::{Cache, CacheFull, StaleState};
 use crate::config::{CacheConfig, PlaceholderPolicy, SchedulerConfig, SnapshotPolicy};
 use crate::device::{DeviceError, Executor, MemoryUse};
 use crate::event::{
-    Arrival, Body, DeviceMemory, FinishReason, LaneId, Nanos, Phase, RequestId, Route, SlotMemory,
-    SnapshotsStored, Stamp,
+    Arrival, Body, DeviceMemory, FinishReason, LaneId, Nanos, Phase, RequestId, SlotMemory, Stamp,
 };
 use crate::model::text::TextCodec;
 use crate::recovery::arrivals::Announced;
@@ -102,6 +107,8 @@ pub struct Scheduler<'a> {
     live: Option<Sequence<'a>>,
     next_request: u64,
     stale_reads: u64,
+    /// How often state was given back, or the device was to be asked anew: before that, there is no more room than there was.
+    releases: u64,
     /// That the device lost all state, found where a request could not be ended for it.
     lost: Option<Arc<DeviceError>>,
 }
@@ -138,6 +145,7 @@ impl<'a> Scheduler<'a> {
             live: None,
             next_request: 1,
             stale_reads: 0,
+            releases: 0,
             lost: None,
         }
     }
@@ -167,6 +175,7 @@ impl<'a> Scheduler<'a> {
     pub fn evict_all(&mut self, clock: &Clock) -> usize {
         let of_scorer = self.sparse.scorer_mut().map_or(0, |scorer| scorer.evict_all(clock.now()));
         let of_draft_model = self.evict_draft_model(clock.now());
+        self.releases += 1;
         of_scorer + of_draft_model + self.cache.evict_all(clock.now())
     }
 
@@ -339,7 +348,7 @@ impl<'a> Scheduler<'a> {
     /// Ends a request that cannot be served.
     fn refuse(
         &mut self,
-        sequence: Sequence<'_>,
+        mut sequence: Sequence<'_>,
         refused: Refused,
         clock: &mut Clock,
         out: &mut Emitter,
@@ -352,25 +361,28 @@ impl<'a> Scheduler<'a> {
             let count = self.stale_reads;
             out.emit(clock.now(), Some(lane), Some(request), Body::StalePage { count });
         }
-        self.release(sequence);
+        self.release(&mut sequence);
         self.report_memory(lane, request, clock, out);
         let message = refused.to_string();
         out.emit(clock.now(), Some(lane), Some(request), Body::Failed { message });
         Ended { request, lane, text, served: None }
     }
 
-    fn release(&mut self, mut sequence: Sequence<'_>) {
+    /// Gives back all that a sequence holds. A scoring begins anew, if it is to be.
+    fn release(&mut self, sequence: &mut Sequence<'_>) {
+        self.releases += 1;
         if let Some(speculating) = sequence.speculating.take() {
             self.give_back_drafter(*speculating, None);
         }
-        let scoring = sequence.scoring.and_then(|under| under.scoring);
+        let scoring = sequence.scoring.as_mut().and_then(|under| under.scoring.take());
         if let (Some(scorer), Some(scoring)) = (self.sparse.scorer_mut(), scoring) {
             scorer.abandon(scoring);
         }
-        self.cache.release(&sequence.pages);
-        if let Some(state) = sequence.recurrent {
+        self.cache.release(&std::mem::take(&mut sequence.pages));
+        if let Some(state) = sequence.recurrent.take() {
             state.release(&mut self.cache);
         }
+        (sequence.head, sequence.computed) = (None, 0);
     }
 
     fn finish(
@@ -397,58 +409,10 @@ impl<'a> Scheduler<'a> {
         if reason != FinishReason::Cancelled {
             self.consider_debt(&sequence, clock, out);
         }
-        self.release(sequence);
+        self.release(&mut sequence);
         self.report_memory(lane, request, clock, out);
         out.emit(clock.now(), Some(lane), Some(request), Body::Finished { reason, took });
         ended
-    }
-
-    fn store(&mut self, sequence: &mut Sequence<'_>, clock: &mut Clock, out: &mut Emitter) {
-        let storable = self.make_storable(sequence, clock);
-        let tokens = &sequence.tokens[..storable];
-        let now = clock.now();
-        let captured = sequence.recurrent.as_ref().map(RecurrentState::captured).unwrap_or_default();
-        let (stored, _) = clock.measure(|| {
-            self.cache.store(tokens, &sequence.pages, captured, sequence.request, Route::Dense, now)
-        });
-        let tier = self.offer_to_tier(sequence, storable, Route::Dense, clock.now());
-        let snapshots = sequence.recurrent.as_ref().map(|state| SnapshotsStored {
-            stored: stored.new_snapshots as u64,
-            not_taken: state.not_taken(),
-            dropped: sequence.dropped_snapshots,
-        });
-        let body = Body::Stored {
-            stored_tokens: (stored.new_blocks * self.cache.block_tokens()) as u64,
-            canonical_tokens: self.cache.restorable_prefix(&sequence.submission.prompt) as u64,
-            evicted_blocks: sequence.evicted_blocks,
-            snapshots,
-            tier,
-        };
-        out.emit(clock.now(), Some(sequence.submission.lane), Some(sequence.request), body);
-    }
-
-    /// Leading tokens of which whole blocks may be stored. The prediction head's entries are part of them, so those that are due are written.
-    fn make_storable(&mut self, sequence: &mut Sequence<'_>, clock: &mut Clock) -> usize {
-        let (storable, block_tokens) = (sequence.storable(), self.cache.block_tokens());
-        if sequence.head.is_none() {
-            // Where a head is loaded, pages without its entries are of no use.
-            return if self.executor.facts().head_layers == 0 { storable } else { 0 };
-        }
-        let whole = storable / block_tokens * block_tokens;
-        let (executor, chunk_tokens) = (&mut *self.executor, self.config.chunk_tokens);
-        let (written, _) = clock.account(|| {
-            let written = Scheduler::write_due(executor, sequence, whole, chunk_tokens);
-            let compute = *written.as_ref().unwrap_or(&Nanos(0));
-            (written, compute)
-        });
-        if let Err(error) = written {
-            tracing::warn!(request = sequence.request.0, %error, "what the prediction head has not read is not stored");
-            if matches!(error, DeviceError::StateLost(_)) {
-                self.lost = Some(Arc::new(error));
-                return 0;
-            }
-        }
-        sequence.head.as_ref().map_or(0, |entries| entries.written()).min(storable)
     }
 
     fn device_memory(&self) -> Option<DeviceMemory> {
@@ -489,7 +453,10 @@ impl<'a> Scheduler<'a> {
     #[cfg(test)]
     pub(super) fn held_slots(&self, request: RequestId) -> Vec<crate::cache::pool::SlotRef> {
         let sequence = self.running.iter().find(|s| s.request == request);
-        sequence.and_then(|s| s.recurrent.as_ref()).map(RecurrentState::slots).unwrap_or_default()
+        sequence
+            .and_then(|s| s.recurrent.as_ref())
+            .map(crate::cache::recurrent::RecurrentState::slots)
+            .unwrap_or_default()
     }
 
     #[cfg(test)]
@@ -515,6 +482,17 @@ enum Refused {
     /// The device has no memory, or refused the work; it refuses a whole batch at once.
     #[error(transparent)]
     Device(Arc<DeviceError>),
+}
+
+impl Refused {
+    /// Whether it is want of room, which others may make.
+    fn wants_room(&self) -> bool {
+        match self {
+            Refused::Full(_) => true,
+            Refused::Device(error) => matches!(**error, DeviceError::OutOfMemory { .. }),
+            Refused::Stale(_) => false,
+        }
+    }
 }
 
 fn end_reply(sequence: &mut Sequence<'_>, reason: FinishReason, clock: &Clock, out: &mut Emitter) {

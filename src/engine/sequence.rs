@@ -11,7 +11,8 @@ use crate::config::{SparseOverride, SpeculationOverride};
 use crate::decode::draft::HeadEntries;
 use crate::decode::{Sampler, Sampling};
 use crate::event::{
-    FinishReason, HistoryChange, LaneId, Nanos, RequestId, SegmentRun, Source, Stamp, TranscriptItem,
+    FinishReason, HistoryChange, LaneId, Nanos, RequestId, SegmentRun, Source, Stamp, TierStored,
+    TranscriptItem,
 };
 use crate::model::text::TextStream;
 use crate::prefill::scorer::Scoring;
@@ -151,6 +152,12 @@ pub(super) struct Sequence<'a> {
     pub(super) head_priming: (u64, Nanos),
     /// Its presence in the process; `None` for a recovery job, which is nobody's arrival.
     pub(super) announced: Option<Announced>,
+    /// What was of it when it was preempted.
+    pub(super) earlier: Earlier,
+    /// What it waits for at the head of the queue; `None` where it is only its turn.
+    pub(super) waits: Option<WaitsForRoom>,
+    /// Where it stood when it was resumed: places computed and tokens of the reply.
+    pub(super) resumed_at: Option<(usize, usize)>,
     pub(super) submission: Submission,
 }
 
@@ -186,9 +193,38 @@ impl<'a> Sequence<'a> {
             head: None,
             head_priming: (0, Nanos(0)),
             announced: None,
+            earlier: Earlier::default(),
+            waits: None,
+            resumed_at: None,
             submission,
         }
     }
+}
+
+/// What was of a sequence each time that it was preempted.
+#[derive(Debug, Default)]
+pub(super) struct Earlier {
+    /// How often it was.
+    pub(super) preemptions: u32,
+    /// Places that had been computed by then, at most.
+    pub(super) reached: usize,
+    /// Whether something drafted for it.
+    pub(super) drafts: bool,
+    /// Snapshots it left in the cache.
+    pub(super) snapshots: u64,
+    /// Boundaries that were to be captured and were not.
+    pub(super) not_taken: u64,
+    /// What it left in the SSD tier.
+    pub(super) tier: Option<TierStored>,
+}
+
+/// What a sequence waits for that there was no room for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WaitsForRoom {
+    /// Whether nothing else may run: the device had no memory for its forward, and nobody knows how much it lacks.
+    pub(super) alone: bool,
+    /// How often state had been given back when there was last no room.
+    pub(super) releases: u64,
 }
 
 impl Sequence<'_> {
@@ -211,6 +247,31 @@ impl Sequence<'_> {
     /// Places that prompt and reply take.
     pub(super) fn places(&self) -> usize {
         self.prompt_places() + self.output().len()
+    }
+
+    /// Places that are computed in chunks: the prompt's, and where it was preempted while it decoded also those of its reply, but for the last, which
+    /// gives the next token.
+    pub(super) fn prefill_end(&self) -> usize {
+        if self.output().is_empty() { self.prompt_places() } else { self.places() - 1 }
+    }
+
+    /// Places that are computed, or were before it was preempted.
+    pub(super) fn reached(&self) -> usize {
+        self.computed.max(self.earlier.reached)
+    }
+
+    /// Whether it has yet to get anywhere since it was resumed, by at least a block of `block_tokens` tokens or a token of its reply.
+    pub(super) fn is_protected(&self, block_tokens: usize) -> bool {
+        self.resumed_at.is_some_and(|(computed, output)| {
+            self.computed < computed + block_tokens && self.output().len() == output
+        })
+    }
+
+    /// Leading tokens from which what was stored of it can be found again.
+    pub(super) fn findable(&self) -> &[u32] {
+        // The token behind the last whole block has it restored; whether it was computed is no matter.
+        let end = self.last_storable().saturating_add(1).min(self.tokens.len());
+        if self.last_storable() == 0 { &[] } else { &self.tokens[..end] }
     }
 
     /// Places before the first skipped token.
@@ -252,11 +313,6 @@ impl Sequence<'_> {
         }
     }
 
-    /// Leading tokens whose state was computed densely.
-    pub(super) fn dense_tokens(&self) -> usize {
-        self.computed.min(self.dense_places())
-    }
-
     /// The last position up to which anything may be stored, however far the sequence gets.
     pub(super) fn last_storable(&self) -> usize {
         match &self.course {
@@ -268,28 +324,28 @@ impl Sequence<'_> {
 
     /// Leading tokens whose blocks may be stored. Sparse state never is, nor anything computed after it.
     pub(super) fn storable(&self) -> usize {
+        self.storable_of(self.computed)
+    }
+
+    /// The same if so many places were computed.
+    pub(super) fn storable_of(&self, computed: usize) -> usize {
         match &self.course {
-            Course::Dense => self.computed,
+            Course::Dense => computed,
             // With everything kept there is nothing that a dense run would not have left.
-            Course::Sparse { stores, .. } => {
-                if *stores {
-                    self.dense_tokens()
-                } else {
-                    0
-                }
-            }
+            Course::Sparse { stores: true, .. } => computed.min(self.dense_places()),
+            Course::Sparse { stores: false, .. } => 0,
         }
     }
 
     /// What a later request can be compared with: the tokens it read or skipped, as far as it came.
     pub(super) fn served(&self) -> Option<Predecessor> {
-        let last = self.computed.checked_sub(1)?;
+        let last = self.reached().checked_sub(1)?;
         let tokens = self.position(last) + 1;
         Some(Predecessor {
             request: self.request,
             tokens: self.tokens[..tokens].to_vec(),
             prompt_tokens: self.prompt_tokens().min(tokens),
-            dense_tokens: self.storable().max(self.restored),
+            dense_tokens: self.storable_of(self.reached()).max(self.restored),
         })
     }
 }

@@ -460,6 +460,20 @@ pub enum Body {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         shared_forwards: Option<u64>,
     },
+    /// A running request has made way, since there was no room for all: it holds nothing now and waits, before all others, to be resumed.
+    Preempted {
+        /// Whole blocks of it that the cache did not hold before and holds now.
+        blocks_stored: u64,
+        /// Tokens that had been computed and must be computed again, if nothing more of it is evicted meanwhile.
+        tokens_lost: u64,
+    },
+    /// It runs again.
+    Resumed {
+        /// Tokens of its prompt and reply that were restored.
+        restored_tokens: u64,
+        /// Tokens that had been computed and are computed again.
+        to_compute_tokens: u64,
+    },
     /// Whole blocks have been stored.
     Stored {
         /// Tokens newly stored.

@@ -115,6 +115,8 @@ pub struct RequestFacts {
     /// Prefill chunks that memory shrank; `None` where it shrank none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shrunk: Option<ShrunkChunks>,
+    /// How often it had to make way for others.
+    pub preemptions: u32,
     /// The device's memory as it was last told while the request ran, and the peak by then; `None` where nobody counts it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_memory: Option<DeviceMemory>,
@@ -184,6 +186,7 @@ impl RequestFacts {
             tier: None,
             snapshots: None,
             shrunk: None,
+            preemptions: 0,
             device_memory: None,
             took: None,
             error: None,
@@ -286,8 +289,8 @@ impl RequestFacts {
     pub(super) fn lasting(&self) -> RequestFacts {
         let mut facts = self.clone();
         (facts.shrunk, facts.device_memory, facts.tier) = (None, None, None);
-        // Who decodes beside whom depends on how fast each got there.
-        facts.shared_forwards = None;
+        // Who decodes beside whom depends on how fast each got there, and so does who has to make way.
+        (facts.shared_forwards, facts.preemptions) = (None, 0);
         // Whether a job went on or a new one began depends on how far it got.
         (facts.delayed, facts.recovery) = (None, None);
         facts.arrived_at = Stamp::default();

@@ -290,6 +290,9 @@ impl Ledger {
             }
             Body::Token { token, text, margin, .. } => {
                 request.priming = None;
+                if request.phase == Phase::Prefill {
+                    request.phase = Phase::Decode;
+                }
                 let end = request.text.len().saturating_add(text.len());
                 request.tokens.push(ReplyToken { token: *token, margin: *margin, end });
                 let mut first = None;
@@ -333,6 +336,12 @@ impl Ledger {
                 request.snapshots = *snapshots;
                 request.tier = *tier;
             }
+            Body::Preempted { .. } => {
+                request.preemptions = request.preemptions.saturating_add(1);
+                (request.scoring, request.priming) = (None, None);
+                request.phase = Phase::Queued;
+            }
+            Body::Resumed { .. } => request.phase = Phase::Prefill,
             Body::Finished { reason, took } => {
                 self.last_token.remove(&id);
                 request.reason = Some(*reason);

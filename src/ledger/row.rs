@@ -116,6 +116,8 @@ pub struct Row {
     pub text: Option<String>,
     /// Prefill chunks that memory shrank; null where it shrank none.
     pub shrunk_chunks: Option<super::ShrunkChunks>,
+    /// How often it had to make way for others, which cost it what it had to compute again.
+    pub preemptions: u32,
     /// The device's memory when the request ended, and the most it ever held by then; null where nobody counts it.
     pub device_memory: Option<crate::event::DeviceMemory>,
     /// What went wrong.
@@ -497,6 +499,7 @@ impl Row {
             finish: request.reason.map(|r| r.word()),
             text: request.output_tokens.map(|_| request.text.clone()),
             shrunk_chunks: request.shrunk,
+            preemptions: request.preemptions,
             device_memory: request.device_memory,
             error: request.error.clone(),
             sparse: SparseRow::of(request),

@@ -19,7 +19,9 @@ use crate::device::DeviceError;
 use crate::engine::clock::Clock;
 use crate::engine::emitter::Emitter;
 use crate::engine::sequence::{Stage, Submission};
-use crate::event::{Body, Cause, Nanos, Phase, Restore, Route, Source, SparseAdmission, SsdRead, Stamp};
+use crate::event::{
+    Body, Cause, Nanos, Phase, RequestId, Restore, Route, Source, SparseAdmission, SsdRead, Stamp,
+};
 
 /// A restore under way.
 struct Bring<'a> {
@@ -41,6 +43,15 @@ struct Read {
     took: Duration,
 }
 
+/// What came of looking for state to start from.
+pub(super) struct Fetched {
+    found: Found,
+    choice: Choice,
+    read: Read,
+    /// Whether the sequence holds it.
+    pub(super) attached: Result<(), Refused>,
+}
+
 /// A snapshot that was read.
 struct LoadedEnd {
     block: usize,
@@ -48,7 +59,7 @@ struct LoadedEnd {
 }
 
 impl Scheduler<'_> {
-    /// Gives the oldest waiting request its place and its state. `false` where there is none, or no place.
+    /// Gives the waiting request whose turn it is its place and its state. `false` where there is none, or no place.
     pub(super) fn admit_one(
         &mut self,
         outcome: &mut StepOutcome,
@@ -64,26 +75,45 @@ impl Scheduler<'_> {
         if full {
             return false;
         }
-        let Some(mut sequence) = self.queue.pop_front() else { return false };
-        let (lane, request) = (Some(sequence.submission.lane), Some(sequence.request));
-        let now = clock.now();
-        out.emit(now, lane, request, Body::Admitted { queued: now.since(sequence.arrived_at) });
-        sequence.stage = Stage::Prefilling;
-        let id = sequence.request;
+        let next = self.next_to_admit().and_then(|index| self.queue.remove(index));
+        let Some(mut sequence) = next else { return false };
+        (sequence.stage, sequence.waits) = (Stage::Prefilling, None);
+        let again = sequence.earlier.preemptions > 0;
         self.running.push(sequence);
+        match again {
+            true => self.resume(set_aside, outcome, clock, out),
+            false => self.admit(set_aside, outcome, clock, out),
+        }
+        true
+    }
 
-        let (evictions, dropped) = (self.cache.evictions(), self.cache.dropped_snapshots());
-        let ((facts, attached), looked_up) = clock.measure(|| match set_aside {
-            Ok(()) => self.restore(now),
-            Err(refused) => (None, Err(refused)),
+    /// Gives the sequence that runs last the state it starts from.
+    fn admit(
+        &mut self,
+        set_aside: Result<(), Refused>,
+        outcome: &mut StepOutcome,
+        clock: &mut Clock,
+        out: &mut Emitter,
+    ) {
+        let Some(sequence) = self.running.last() else { return };
+        let (lane, id, now) = (Some(sequence.submission.lane), sequence.request, clock.now());
+        let (request, queued) = (Some(id), now.since(sequence.arrived_at));
+        let ((facts, attached), looked_up) = self.counting_evictions(|scheduler| {
+            clock.measure(|| match set_aside {
+                Ok(()) => scheduler.restore(now),
+                Err(refused) => (None, Err(refused)),
+            })
         });
-        if let Some(sequence) = self.running.last_mut() {
-            sequence.evicted_blocks += self.cache.evictions() - evictions;
-            sequence.dropped_snapshots += self.cache.dropped_snapshots() - dropped;
+        // Who has to wait all the same was not admitted.
+        let waits = attached.as_ref().is_err_and(|refused| self.lets_wait(refused));
+        if !waits {
+            out.emit(now, lane, request, Body::Admitted { queued });
         }
         self.report_tier_trouble(lane, request, clock, out);
-        outcome.phases.push((id, Phase::Restore));
-        if let Some(mut facts) = facts {
+        if !waits {
+            outcome.phases.push((id, Phase::Restore));
+        }
+        if let Some(mut facts) = facts.filter(|_| !waits) {
             let attach = self.executor.restore_cost(facts.checkpoint_tokens as usize);
             clock.spend(attach);
             facts.took = Nanos(looked_up.0 + attach.0);
@@ -94,18 +124,49 @@ impl Scheduler<'_> {
             self.announce(facts, attached.is_ok(), clock, out);
         }
         if let Err(refused) = attached {
-            let lost = match &refused {
-                Refused::Device(error) if matches!(**error, DeviceError::StateLost(_)) => {
-                    Some(Arc::clone(error))
-                }
-                _ => None,
-            };
-            outcome.ended.extend(self.fail(id, refused, clock, out));
-            if let Some(error) = lost {
-                self.give_up_state(&error, outcome, clock, out);
-            }
+            self.turn_away(id, refused, outcome, clock, out);
         }
-        true
+    }
+
+    /// Whether a sequence that is refused its state waits for room rather than ends: others run, and what they hold comes free.
+    fn lets_wait(&self, refused: &Refused) -> bool {
+        refused.wants_room() && self.running.len() > 1
+    }
+
+    /// Sends the sequence that runs last away, since it is refused the state it starts from: back to the queue, or for good.
+    pub(super) fn turn_away(
+        &mut self,
+        id: RequestId,
+        refused: Refused,
+        outcome: &mut StepOutcome,
+        clock: &mut Clock,
+        out: &mut Emitter,
+    ) {
+        if self.lets_wait(&refused) {
+            if let Some(sequence) = self.running.pop() {
+                self.put_back(sequence, matches!(refused, Refused::Device(_)));
+            }
+            return;
+        }
+        let lost = match &refused {
+            Refused::Device(error) if matches!(**error, DeviceError::StateLost(_)) => Some(Arc::clone(error)),
+            _ => None,
+        };
+        outcome.ended.extend(self.fail(id, refused, clock, out));
+        if let Some(error) = lost {
+            self.give_up_state(&error, outcome, clock, out);
+        }
+    }
+
+    /// Does work for the sequence that runs last, and counts on its account what is evicted meanwhile.
+    pub(super) fn counting_evictions<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        let (evictions, dropped) = (self.cache.evictions(), self.cache.dropped_snapshots());
+        let result = work(self);
+        if let Some(sequence) = self.running.last_mut() {
+            sequence.evicted_blocks += self.cache.evictions() - evictions;
+            sequence.dropped_snapshots += self.cache.dropped_snapshots() - dropped;
+        }
+        result
     }
 
     /// Tells what the request that was admitted last starts from, and if that could be `attached`, decides how it goes on.
@@ -128,6 +189,22 @@ impl Scheduler<'_> {
         let index = self.running.len() - 1;
         let submission = self.running[index].submission.clone();
         let prompt = prompt_of(&submission);
+        let Fetched { found, choice, read, attached } = self.fetch(index, prompt, now);
+        if attached.is_ok() {
+            self.running[index].restored = self.running[index].computed;
+        }
+        let mut facts = self.facts_of(prompt, &found, choice, submission.predecessor.as_deref());
+        facts.ssd = (read.blocks + read.snapshots > 0).then(|| SsdRead {
+            blocks: read.blocks,
+            snapshots: read.snapshots,
+            bytes: read.bytes,
+            took: Nanos::from(read.took),
+        });
+        (Some(facts), attached)
+    }
+
+    /// Finds and reads what there is of some tokens, and attaches it to a sequence that holds nothing.
+    pub(super) fn fetch(&mut self, index: usize, prompt: Prompt<'_>, now: Stamp) -> Fetched {
         let mut found =
             if prompt.use_cache { self.cache.look_up(prompt.tokens) } else { self.nothing(prompt) };
         self.cache.touch(&found.chain());
@@ -137,14 +214,7 @@ impl Scheduler<'_> {
         let read = bring.read;
         let choice = self.choose(&found, prompt);
         let attached = brought.and_then(|loaded| self.attach(index, &found, choice, loaded, now));
-        let mut facts = self.facts_of(prompt, &found, choice, submission.predecessor.as_deref());
-        facts.ssd = (read.blocks + read.snapshots > 0).then(|| SsdRead {
-            blocks: read.blocks,
-            snapshots: read.snapshots,
-            bytes: read.bytes,
-            took: Nanos::from(read.took),
-        });
-        (Some(facts), attached)
+        Fetched { found, choice, read, attached }
     }
 
     /// Has the sequence hold what was found in RAM and reads what is on disk only, as far as it is of use. What cannot be read is struck out of
@@ -335,7 +405,8 @@ impl Scheduler<'_> {
         in_ram.map_or(Ok(()), |(_, slot): (BlockHash, SlotRef)| self.cache.check_slot(slot))?;
         if let Some(boundaries) = self.boundaries(&self.running[index]) {
             let snapshot = in_ram.filter(|_| self.cache.is_recurrent());
-            let state = RecurrentState::start(&mut self.cache, boundaries, snapshot)?;
+            let mut state = RecurrentState::start(&mut self.cache, boundaries, snapshot)?;
+            state.capture_up_to(self.running[index].last_storable());
             self.running[index].recurrent = Some(state);
             if let (Some(LoadedEnd { state, .. }), Some((hash, End::Ssd))) = (loaded, end) {
                 self.put_end(index, choice.blocks, &hash, &state, now)?;
@@ -343,7 +414,6 @@ impl Scheduler<'_> {
         }
         let sequence = &mut self.running[index];
         sequence.computed = choice.blocks * self.cache.block_tokens();
-        sequence.restored = sequence.computed;
         let computed = sequence.computed;
         self.running[index].head = self.entries_of(index, computed)?;
         Ok(())
@@ -375,7 +445,7 @@ impl Scheduler<'_> {
     }
 }
 
-fn prompt_of(submission: &Submission) -> Prompt<'_> {
+pub(super) fn prompt_of(submission: &Submission) -> Prompt<'_> {
     Prompt {
         tokens: &submission.prompt,
         segments: &submission.segments,

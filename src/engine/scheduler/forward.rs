@@ -5,6 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::cycle::{Left, Rows};
+use super::plan::note_shrunk;
+use super::preempt::Starved;
 use super::{Refused, Scheduler, StepOutcome};
 use crate::cache::{CacheFull, StaleState};
 use crate::device::{DeviceError, Executor, Forward, LogitRows, PageId, Span, StateFlow};
@@ -12,7 +14,6 @@ use crate::engine::clock::Clock;
 use crate::engine::emitter::Emitter;
 use crate::engine::sequence::{Sequence, Stage};
 use crate::event::{Body, DeviceMemory, Nanos, Phase, RequestId, ShrunkChunk, Stamp};
-use crate::prefill;
 use crate::recovery::job::End;
 
 /// What a span borrows.
@@ -59,29 +60,91 @@ impl Work {
         Work { sequence, start, end, drafted: 0, wants_logits: false, apart: false, flow, shrunk: None }
     }
 
+    /// The token of a sequence that decodes, and those drafted behind it.
+    pub(super) fn decoding(index: usize, sequence: &Sequence<'_>) -> Work {
+        let drafted = sequence.drafted().len();
+        Work {
+            sequence: index,
+            start: sequence.computed,
+            end: sequence.places() + drafted,
+            drafted,
+            wants_logits: true,
+            apart: drafted > 0 || sequence.speculating.as_ref().is_some_and(|s| s.audits),
+            flow: None,
+            shrunk: None,
+        }
+    }
+
+    /// A chunk of a prefill.
+    pub(super) fn prefilling(
+        index: usize,
+        sequence: &Sequence<'_>,
+        chunk: Range<usize>,
+        shrunk: Option<ShrunkChunk>,
+    ) -> Work {
+        // Where there is a reply already, its next token is chosen when its last one has been computed.
+        let wants_logits = sequence.output().is_empty() && chunk.end == sequence.prompt_places();
+        let Range { start, end } = chunk;
+        Work { sequence: index, start, end, drafted: 0, wants_logits, apart: false, flow: None, shrunk }
+    }
+
+    /// Tokens it computes.
+    pub(super) fn tokens(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// As much of it as fits the places before `end`; `None` where that is nothing.
+    pub(super) fn up_to(self, end: usize) -> Option<Work> {
+        match () {
+            () if end <= self.start => None,
+            () if end >= self.end => Some(self),
+            // The first token of a reply's span is known, and the others can be done without.
+            () if self.wants_logits && self.drafted > 0 => {
+                Some(Work { end: self.end - self.drafted, drafted: 0, ..self })
+            }
+            () => Some(Work { end, wants_logits: false, ..self }),
+        }
+    }
+
+    /// Whether it leaves nothing of the state that it starts from.
+    fn overwrites(&self) -> bool {
+        self.flow.is_some_and(|flow| flow.from == Some(flow.to))
+    }
+
     /// Rows of logits it wants: one, and where tokens are drafted one for each.
     pub(super) fn rows(&self) -> usize {
         if self.wants_logits { 1 + self.drafted } else { 0 }
     }
 }
 
+/// What became of a forward's spans that gave nothing.
+#[derive(Default)]
+struct Computed {
+    /// Requests for which something failed.
+    failed: Vec<(RequestId, Arc<DeviceError>)>,
+    /// Those for which there was no memory.
+    starved: Vec<Starved>,
+}
+
 impl Scheduler<'_> {
     pub(super) fn forward(&mut self, outcome: &mut StepOutcome, clock: &mut Clock, out: &mut Emitter) {
+        self.go_on_decoding(clock, out);
         self.draft_all(outcome, clock, out);
         let mut work = self.plan_forward();
         self.prepare_state(&mut work, outcome, clock, out);
         if work.is_empty() {
             return;
         }
-        let failed = self.compute(&work, outcome, clock, out);
+        let Computed { failed, starved } = self.compute(&work, outcome, clock, out);
         let lost = failed.iter().map(|(_, error)| error).find(|e| matches!(***e, DeviceError::StateLost(_)));
         let lost = lost.map(Arc::clone);
         // Ending a request moves the others in the list, so none ends before all spans were tried.
         for (request, error) in failed {
             outcome.ended.extend(self.fail(request, Refused::Device(error), clock, out));
         }
-        if let Some(error) = lost {
-            self.give_up_state(&error, outcome, clock, out);
+        match lost {
+            Some(error) => self.give_up_state(&error, outcome, clock, out),
+            None => self.relieve(starved, outcome, clock, out),
         }
     }
 
@@ -102,39 +165,47 @@ impl Scheduler<'_> {
     }
 
     /// Computes `work` in one forward; where there is no memory for all of it, span by span and those of a prefill by fewer tokens, so that
-    /// only those end that do not fit alone. Gives those that failed.
+    /// only those are starved that do not fit alone.
     fn compute(
         &mut self,
         work: &[Work],
         outcome: &mut StepOutcome,
         clock: &mut Clock,
         out: &mut Emitter,
-    ) -> Vec<(RequestId, Arc<DeviceError>)> {
+    ) -> Computed {
         let error = match self.try_compute(work, outcome, clock, out) {
-            Ok(failed) => return failed,
+            Ok(failed) => return Computed { failed, starved: Vec::new() },
             Err(error) => Arc::new(error),
         };
         let alone = work.len() == 1;
-        let mut failed = Vec::new();
+        let no_memory = matches!(*error, DeviceError::OutOfMemory { .. });
+        let mut computed = Computed::default();
         for w in work {
             let request = self.running[w.sequence].request;
-            let next = match *error {
-                DeviceError::OutOfMemory { .. } if alone => self.halved(*w),
-                DeviceError::OutOfMemory { .. } => Some(*w),
-                _ => None,
+            let next = match no_memory {
+                true if alone => self.halved(*w),
+                true => Some(*w),
+                false => None,
             };
             match next.map(|w| self.compute_alone(w, outcome, clock, out)) {
-                Some(Ok(after)) => failed.extend(after),
-                Some(Err(own @ DeviceError::OutOfMemory { .. })) => failed.push((request, Arc::new(own))),
+                Some(Ok(after)) => computed.failed.extend(after),
+                Some(Err(own @ DeviceError::OutOfMemory { .. })) => {
+                    let (error, overwritten) = (Arc::new(own), w.overwrites());
+                    computed.starved.push(Starved { request, error, overwritten });
+                }
                 Some(Err(lost @ DeviceError::StateLost(_))) => {
-                    failed.push((request, Arc::new(lost)));
+                    computed.failed.push((request, Arc::new(lost)));
                     break;
                 }
                 // Where the batch has overwritten the state that the span starts from, the batch is the reason.
-                Some(Err(_)) | None => failed.push((request, Arc::clone(&error))),
+                Some(Err(_)) | None if no_memory => {
+                    let (error, overwritten) = (Arc::clone(&error), w.overwrites());
+                    computed.starved.push(Starved { request, error, overwritten });
+                }
+                Some(Err(_)) | None => computed.failed.push((request, Arc::clone(&error))),
             }
         }
-        failed
+        computed
     }
 
     /// Computes a span, or as much of it as there is memory for.
@@ -161,7 +232,7 @@ impl Scheduler<'_> {
     fn halved(&mut self, work: Work) -> Option<Work> {
         let sequence = &mut self.running[work.sequence];
         let tokens = work.end - work.start;
-        let overwritten = work.flow.is_some_and(|flow| flow.from == Some(flow.to));
+        let overwritten = work.overwrites();
         if work.drafted > 0 && !overwritten {
             // What is drafted can be done without.
             let end = work.end - work.drafted;
@@ -235,51 +306,8 @@ impl Scheduler<'_> {
         forward(&mut *self.executor, &spans)
     }
 
-    fn plan_forward(&mut self) -> Vec<Work> {
-        let mut work = Vec::new();
-        let mut prefilling = false;
-        for (index, sequence) in self.running.iter_mut().enumerate() {
-            match sequence.stage {
-                Stage::Prefilling if !prefilling && !sequence.is_priming() => {
-                    prefilling = true;
-                    let (chunk, shrunk) = plan_chunk(sequence, self.config.chunk_tokens, &*self.executor);
-                    let wants_logits = chunk.end == sequence.prompt_places();
-                    let Range { start, end } = chunk;
-                    let (apart, flow) = (false, None);
-                    work.push(Work {
-                        sequence: index,
-                        start,
-                        end,
-                        drafted: 0,
-                        wants_logits,
-                        apart,
-                        flow,
-                        shrunk,
-                    });
-                }
-                Stage::Decoding => {
-                    let drafted = sequence.drafted().len();
-                    let (start, end) = (sequence.computed, sequence.places() + drafted);
-                    let apart = drafted > 0 || sequence.speculating.as_ref().is_some_and(|s| s.audits);
-                    let (wants_logits, flow, shrunk) = (true, None, None);
-                    work.push(Work {
-                        sequence: index,
-                        start,
-                        end,
-                        drafted,
-                        wants_logits,
-                        apart,
-                        flow,
-                        shrunk,
-                    });
-                }
-                _ => {}
-            }
-        }
-        work
-    }
-
-    /// Gives every span the pages and the slot it writes to and checks what it reads. A request that cannot be served ends here.
+    /// Gives every span the pages and the slot it writes to and checks what it reads. A request that cannot be served ends here; where there is no
+    /// room for all, one makes way.
     fn prepare_state(
         &mut self,
         work: &mut Vec<Work>,
@@ -287,26 +315,31 @@ impl Scheduler<'_> {
         clock: &mut Clock,
         out: &mut Emitter,
     ) {
-        let mut refused = Vec::new();
+        let (mut refused, mut cramped) = (Vec::new(), Vec::new());
         for w in work.iter() {
-            if let Err(problem) = self.extend_state(w.sequence, w.end, clock.now()) {
-                refused.push((self.running[w.sequence].request, problem));
+            match self.extend_state(w.sequence, w.end, clock.now()) {
+                Ok(()) => {}
+                Err(problem) if problem.wants_room() && self.running.len() > 1 => cramped.push(w.sequence),
+                Err(problem) => refused.push((self.running[w.sequence].request, problem)),
             }
         }
-        if refused.is_empty() {
-            for w in work.iter_mut() {
-                let state = self.running[w.sequence].recurrent.as_ref();
-                w.flow = state.map(|state| match w.apart {
-                    true => state.flow_apart(w.end, w.drafted > 0),
-                    false => state.flow(w.end),
-                });
+        if !refused.is_empty() {
+            // Ending a request moves the others in the list; the next step plans anew for those that remain.
+            work.clear();
+            for (request, problem) in refused {
+                outcome.ended.extend(self.fail(request, problem, clock, out));
             }
             return;
         }
-        // Ending a request moves the others in the list; the next step plans anew for those that remain.
-        work.clear();
-        for (request, problem) in refused {
-            outcome.ended.extend(self.fail(request, problem, clock, out));
+        if !cramped.is_empty() {
+            self.make_room(&cramped, work, clock, out);
+        }
+        for w in work.iter_mut() {
+            let state = self.running[w.sequence].recurrent.as_ref();
+            w.flow = state.map(|state| match w.apart {
+                true => state.flow_apart(w.end, w.drafted > 0),
+                false => state.flow(w.end),
+            });
         }
     }
 
@@ -420,9 +453,11 @@ impl Scheduler<'_> {
     ) -> Result<Option<Left<'r>>, DeviceError> {
         let sequence = &mut self.running[w.sequence];
         let (lane, request) = (Some(sequence.submission.lane), Some(sequence.request));
-        sequence.prefill.0 += rows.compute.0;
+        // What is computed again is told by what it delays; progress and time of the prefill are those of its first computation.
+        let again = w.end <= sequence.earlier.reached;
+        sequence.prefill.0 += if again { 0 } else { rows.compute.0 };
         let total = (sequence.prompt_places() - sequence.restored) as u64;
-        let done = (w.end - sequence.restored) as u64;
+        let done = w.end.saturating_sub(sequence.restored) as u64;
         let executor = &mut *self.executor;
         let (read, head) = clock.account(|| {
             let before = sequence.head.as_ref().map_or(0, |entries| entries.written());
@@ -440,10 +475,12 @@ impl Scheduler<'_> {
             }
         };
         let sequence = &mut self.running[w.sequence];
-        sequence.head_priming.0 += read;
-        sequence.head_priming.1.0 += head.0;
-        let body = Body::PrefillProgress { done, total, shrunk: w.shrunk, device, took };
-        out.emit(clock.now(), lane, request, body);
+        if !again {
+            sequence.head_priming.0 += read;
+            sequence.head_priming.1.0 += head.0;
+            let body = Body::PrefillProgress { done, total, shrunk: w.shrunk, device, took };
+            out.emit(clock.now(), lane, request, body);
+        }
         if w.rows() == 0 {
             sequence.computed = w.end;
             if let Some(state) = &mut sequence.recurrent {
@@ -457,41 +494,5 @@ impl Scheduler<'_> {
         sequence.stage = Stage::Decoding;
         outcome.phases.push((sequence.request, Phase::Prefill));
         self.take_rows(w, rows, clock, out).map(Some)
-    }
-}
-
-/// The next chunk of a prefill, as far as there is memory for it, and what memory made of it.
-fn plan_chunk(
-    sequence: &mut Sequence<'_>,
-    chunk_tokens: usize,
-    executor: &dyn Executor,
-) -> (Range<usize>, Option<ShrunkChunk>) {
-    let start = sequence.computed;
-    let stop = sequence.recurrent.as_ref().and_then(|state| state.next_stop(start));
-    // What is computed densely and what sparsely do not share a chunk.
-    let turn = Some(sequence.dense_places()).filter(|turn| start < *turn && *turn < sequence.prompt_places());
-    let stop = stop.into_iter().chain(turn).min();
-    let wanted = prefill::chunk(start, sequence.prompt_places(), chunk_tokens, stop);
-    let wanted_tokens = wanted.len();
-    let chunk = prefill::admitted(wanted, executor.admits(start, wanted_tokens));
-    if chunk.len() == wanted_tokens {
-        return (chunk, None);
-    }
-    let shrunk = ShrunkChunk { wanted: wanted_tokens as u64, admitted: chunk.len() as u64 };
-    note_shrunk(sequence, shrunk);
-    (chunk, Some(shrunk))
-}
-
-/// Says in the log that a chunk of the sequence shrinks, once.
-fn note_shrunk(sequence: &mut Sequence<'_>, ShrunkChunk { wanted, admitted }: ShrunkChunk) {
-    if !std::mem::replace(&mut sequence.shrunk, true) {
-        let (request, start) = (sequence.request.0, sequence.computed);
-        tracing::warn!(
-            request,
-            start,
-            wanted,
-            admitted,
-            "a prefill chunk shrinks to fit in memory; later ones of the request may too"
-        );
     }
 }

@@ -362,8 +362,8 @@ impl<'a> Scheduler<'a> {
 
     /// Gives live state up.
     fn retire(&mut self, why: Why, clock: &Clock, out: &mut Emitter) {
-        let Some(live) = self.live.take() else { return };
-        self.release(live);
+        let Some(mut live) = self.live.take() else { return };
+        self.release(&mut live);
         let Background { place, id, lane, .. } = &mut self.background;
         let Some(job) = place.job_mut() else { return };
         let tokens = job.processed() - job.committed().min(job.processed());
@@ -393,8 +393,8 @@ impl<'a> Scheduler<'a> {
     }
 
     fn end_job(&mut self, over: Over, clock: &Clock, out: &mut Emitter) {
-        if let Some(live) = self.live.take() {
-            self.release(live);
+        if let Some(mut live) = self.live.take() {
+            self.release(&mut live);
         }
         if let Some(job) = self.background.place.end() {
             self.tell_end(&job, over, clock, out);
@@ -483,8 +483,8 @@ impl<'a> Scheduler<'a> {
                 DebtTaken::Began { job: self.background.begin() }
             }
             Taken::Replaced(old) => {
-                if let Some(live) = self.live.take() {
-                    self.release(live);
+                if let Some(mut live) = self.live.take() {
+                    self.release(&mut live);
                 }
                 self.tell_end(&old, Over::by(End::Replaced), clock, out);
                 self.background.lane = lane;

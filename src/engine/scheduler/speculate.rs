@@ -455,7 +455,7 @@ impl Sequence<'_> {
         self.speculating.as_ref().is_some_and(|s| matches!(s.source, Source::Model(_)))
     }
 
-    /// Takes in the prompt where the drafter has yet to, and tells that the drafter is ready: the reply begins.
+    /// Takes in the prompt where the drafter has yet to, and tells that the drafter is ready: the reply begins. Where it goes on, that was told.
     pub(super) fn start_drafting(&mut self, clock: &mut Clock, out: &mut Emitter) {
         let (lane, request) = (Some(self.submission.lane), Some(self.request));
         let (restored, head_priming) = (self.restored as u64, self.head_priming);
@@ -473,6 +473,9 @@ impl Sequence<'_> {
             }
             Source::Model(of_model) => of_model.cached() as u64,
         };
+        if self.tokens.len() > self.submission.prompt.len() {
+            return;
+        }
         let SpeculationSettings { drafter, depth, controller } = speculating.settings.clone();
         let start = DrafterStart {
             drafter: drafter.value,

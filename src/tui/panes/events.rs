@@ -257,6 +257,18 @@ fn describe(body: &Body) -> (&'static str, String) {
                 safe(text)
             ),
         ),
+        Body::Preempted { blocks_stored, tokens_lost } => (
+            "preempted",
+            format!("{} blocks stored, {} tokens lost", thousands(*blocks_stored), thousands(*tokens_lost)),
+        ),
+        Body::Resumed { restored_tokens, to_compute_tokens } => (
+            "resumed",
+            format!(
+                "{} tokens restored, {} to compute again",
+                thousands(*restored_tokens),
+                thousands(*to_compute_tokens)
+            ),
+        ),
         Body::Stored { stored_tokens, canonical_tokens, evicted_blocks, snapshots, .. } => (
             "stored",
             format!(
