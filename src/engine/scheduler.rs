@@ -459,6 +459,24 @@ impl<'a> Scheduler<'a> {
             .unwrap_or_default()
     }
 
+    /// Places computed and tokens of the reply of every running sequence.
+    #[cfg(test)]
+    pub(super) fn standings(&self) -> std::collections::BTreeMap<RequestId, (usize, usize)> {
+        self.running.iter().map(|s| (s.request, (s.computed, s.output().len()))).collect()
+    }
+
+    /// Those that wait, first to last.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> Vec<RequestId> {
+        self.queue.iter().map(|s| s.request).collect()
+    }
+
+    /// Every page that running sequences hold, as often as it is held.
+    #[cfg(test)]
+    pub(super) fn all_held_pages(&self) -> Vec<crate::cache::pool::PageRef> {
+        self.running.iter().flat_map(|s| s.pages.iter().copied()).collect()
+    }
+
     #[cfg(test)]
     pub(super) fn cache_mut(&mut self) -> &mut Cache {
         &mut self.cache

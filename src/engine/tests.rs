@@ -5,10 +5,13 @@ mod delegate;
 mod growth;
 mod hybrid;
 mod memory;
+mod preemption;
 mod resident;
 mod sparse;
 mod speculation;
 mod tiers;
+mod together;
+mod walks;
 mod watched;
 
 use std::sync::mpsc::{Receiver, channel};
