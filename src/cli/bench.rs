@@ -6,6 +6,7 @@
 //! the machine does can only make a run slower.
 
 pub(super) mod cache;
+pub(super) mod engine;
 pub(super) mod identity;
 mod machine;
 mod running;
@@ -65,6 +66,8 @@ enum Other {
     Identity(identity::Options),
     /// Measure what a restore costs, from RAM and from the SSD tier, against computing the same tokens.
     Cache(cache::Options),
+    /// Measure what the engine adds to a step of many sequences, and what many at once give against one.
+    Engine(engine::Options),
     /// Measure what sparse prefill wins on cold prompts, scorer included, and from which length on it wins anything.
     Specprefill(sparse::Options),
     /// Measure what speculative decoding wins, by drafter, depth and kind of text, and whether its prediction holds.
@@ -114,6 +117,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     match &options.other {
         Some(Other::Identity(options)) => return identity::run(options),
         Some(Other::Cache(options)) => return cache::run(options),
+        Some(Other::Engine(options)) => return engine::run(options),
         Some(Other::Specprefill(options)) => return sparse::run(options),
         Some(Other::Speculation(options)) => return speculation::run(options),
         None => {}

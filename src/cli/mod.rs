@@ -115,6 +115,7 @@ mod tests {
             bench::EXAMPLES,
             bench::identity::EXAMPLES,
             bench::cache::EXAMPLES,
+            bench::engine::EXAMPLES,
             bench::sparse::EXAMPLES,
             bench::speculation::EXAMPLES,
             completions::EXAMPLES,

@@ -9,6 +9,7 @@ mod emitter;
 mod fault;
 mod host;
 mod lane;
+pub mod measure;
 mod scheduler;
 mod sequence;
 mod watch;

@@ -107,6 +107,8 @@ pub struct Scheduler<'a> {
     live: Option<Sequence<'a>>,
     next_request: u64,
     stale_reads: u64,
+    /// Time that went into choosing tokens.
+    sampling: Nanos,
     /// How often state was given back, or the device was to be asked anew: before that, there is no more room than there was.
     releases: u64,
     /// That the device lost all state, found where a request could not be ended for it.
@@ -145,6 +147,7 @@ impl<'a> Scheduler<'a> {
             live: None,
             next_request: 1,
             stale_reads: 0,
+            sampling: Nanos(0),
             releases: 0,
             lost: None,
         }
@@ -163,6 +166,16 @@ impl<'a> Scheduler<'a> {
     /// Whether there is nothing to do.
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.running.is_empty()
+    }
+
+    /// Requests that run or wait.
+    pub(super) fn in_work(&self) -> usize {
+        self.queue.len() + self.running.len()
+    }
+
+    /// Time that went into choosing tokens so far.
+    pub(super) fn sampling_time(&self) -> Nanos {
+        self.sampling
     }
 
     /// Tokens the context holds.

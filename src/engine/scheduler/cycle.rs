@@ -89,6 +89,7 @@ impl Scheduler<'_> {
         let (Accepted { tokens: emitted, tested, ended_drafted }, sample) =
             clock.measure(|| verify(sampler, logits, vocab, &draft, tokens, |known| end(known).is_some()));
 
+        self.sampling.0 += sample.0;
         // The last of them is new to the target: the tokens before it are what was computed of use.
         let decoding = first > 0;
         let kept = if decoding { work.start + emitted } else { work.end };

@@ -176,9 +176,14 @@ impl World<'_, '_> {
             Act::EvictAll => drop(self.scheduler.evict_all(self.clock)),
             Act::Mood(now) => *mood.lock().unwrap() = now,
             Act::Stale(which) => {
-                let prompts: Vec<Vec<u32>> = self.asked.values().map(|request| request.prompt.clone()).collect();
+                let prompts: Vec<Vec<u32>> =
+                    self.asked.values().map(|request| request.prompt.clone()).collect();
                 if !prompts.is_empty() {
-                    self.scheduler.inject(Fault::ChangeGeneration(1), which.get(&prompts[..]).as_slice(), self.clock);
+                    self.scheduler.inject(
+                        Fault::ChangeGeneration(1),
+                        which.get(&prompts[..]).as_slice(),
+                        self.clock,
+                    );
                     self.gave_away = true;
                 }
             }
