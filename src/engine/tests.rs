@@ -6,6 +6,7 @@ mod growth;
 mod hybrid;
 mod memory;
 mod preemption;
+mod recovery;
 mod resident;
 mod sparse;
 mod speculation;

@@ -382,6 +382,21 @@ impl<'a> Scheduler<'a> {
         self.end_job(Over::by(End::CacheReset), clock, out);
     }
 
+    #[cfg(test)]
+    pub(in crate::engine) fn job(&self) -> Option<&Job> {
+        self.background.place.job()
+    }
+
+    #[cfg(test)]
+    pub(in crate::engine) fn has_live(&self) -> bool {
+        self.live.is_some()
+    }
+
+    #[cfg(test)]
+    pub(in crate::engine) fn charge_background(&self, took: Nanos, clock: &Clock) {
+        self.background.charge(took, 0, clock);
+    }
+
     /// A command has been taken, so background work need not give way to it any more.
     pub(in crate::engine) fn command_taken(&self, command: &Command) {
         self.background.asked.taken(command);
