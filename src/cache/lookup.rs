@@ -121,6 +121,8 @@ pub struct Choice {
     pub blocks: usize,
     /// Whether the match was refused for the placeholder at its end.
     pub refused: bool,
+    /// Blocks behind those that could be restored and are withheld, because they are not adopted yet.
+    pub withheld: usize,
 }
 
 impl Cache {
@@ -209,7 +211,15 @@ impl Found {
                 _ => (within(reachable.min(static_tokens / cache.block_tokens)), true),
             },
         };
-        Choice { reachable, blocks, refused }
+        Choice { reachable, blocks, refused, withheld: 0 }
+    }
+
+    /// The same with no more than the first `shown` blocks; `None` withholds nothing.
+    pub fn withhold(&self, cache: &Cache, choice: Choice, shown: Option<usize>) -> Choice {
+        let Some(shown) = shown.filter(|shown| *shown < choice.blocks) else { return choice };
+        let real = |candidate: &Candidate| !cache.is_recurrent() || candidate.end.is_real();
+        let blocks = self.blocks[..shown].iter().rposition(real).map_or(0, |block| block + 1);
+        Choice { blocks, withheld: choice.blocks - blocks, ..choice }
     }
 
     /// Takes note that a block could not be read: the chain ends before it.

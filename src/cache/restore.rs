@@ -28,6 +28,8 @@ pub struct Prompt<'a> {
     pub branches: bool,
     /// Whether the cache may be read.
     pub use_cache: bool,
+    /// Leading blocks that it may start from, where recovery has published more than is adopted yet; `None` withholds nothing.
+    pub shown: Option<usize>,
 }
 
 impl Prompt<'_> {

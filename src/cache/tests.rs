@@ -396,7 +396,7 @@ mod restore_facts {
         before: Option<&[u32]>,
         served: &Served,
     ) -> crate::event::Restore {
-        let prompt = Prompt { tokens, segments: RUNS, change, branches: false, use_cache: true };
+        let prompt = Prompt { tokens, segments: RUNS, change, branches: false, use_cache: true, shown: None };
         let predecessor = before.map(|tokens| Predecessor {
             request: RequestId(1),
             tokens: tokens.to_vec(),

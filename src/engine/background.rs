@@ -1,13 +1,15 @@
 //! What an engine keeps of background recovery: the job and its account, and what surrounds it. The rules are [`crate::recovery`]'s; the scheduler
 //! does what they say.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::asked::Asked;
 use super::clock::Clock;
-use crate::config::RecoveryConfig;
+use crate::config::{AdoptionRule, RecoveryConfig};
 use crate::event::{BudgetReading, JobId, LaneId, Nanos, Stamp, Steps};
+use crate::recovery::adoption::{Adoption, Frontier};
 use crate::recovery::budget::{Grant, Reading, Spent};
 use crate::recovery::job::Place;
 use crate::recovery::neighbours::{Member, Neighbours};
@@ -44,6 +46,11 @@ pub(super) struct Background {
     pub(super) idle_steps: u32,
     /// What was told last of what the job waits for; `None` before anything was.
     told: Option<Option<Why>>,
+    /// Blocks that the latest request of a lane was shown, where some were withheld.
+    shown: BTreeMap<LaneId, usize>,
+    /// Seconds that slices took for a token, and the scorer for a window, the last time.
+    slice_s_per_token: Option<f64>,
+    rescore_s: Option<f64>,
     ended: Option<(Stamp, Instant)>,
 }
 
@@ -61,6 +68,9 @@ impl Background {
             steps: Steps::default(),
             idle_steps: 0,
             told: None,
+            shown: BTreeMap::new(),
+            slice_s_per_token: None,
+            rescore_s: None,
             ended: None,
         }
     }
@@ -134,6 +144,57 @@ impl Background {
     pub(super) fn delay_since(&self, at: Instant) -> Option<Nanos> {
         let (_, ended) = self.ended?;
         ended.checked_duration_since(at).map(Nanos::from).filter(|delay| delay.0 > 0)
+    }
+
+    /// Whether what is published is shown at once, whatever it costs.
+    pub(super) fn adopts_at_once(&self) -> bool {
+        self.config.adoption != AdoptionRule::Cost && self.config.adoption_blocks <= 1
+    }
+
+    /// Blocks that the next request of `lane` is shown of the `durable` ones, of which those from `recovered` on were published by jobs. `keep` is the
+    /// fraction that its target would compute of what is not shown.
+    pub(super) fn visible(
+        &self,
+        lane: LaneId,
+        durable: usize,
+        recovered: usize,
+        block_tokens: usize,
+        keep: f64,
+    ) -> usize {
+        let before = self.shown.get(&lane).copied().unwrap_or(0).max(recovered);
+        let rule = match self.config.adoption {
+            AdoptionRule::Fixed => Adoption::Fixed { blocks: self.config.adoption_blocks },
+            AdoptionRule::Hysteresis => Adoption::Hysteresis { blocks: self.config.adoption_blocks },
+            AdoptionRule::Cost => Adoption::CostBased,
+        };
+        let visible = rule.visible(Frontier {
+            durable: (durable * block_tokens) as u64,
+            visible: (before * block_tokens) as u64,
+            block_tokens: block_tokens as u64,
+            saved_s_per_token: self.slice_s_per_token.map(|dense| dense * keep),
+            rescore_s: self.rescore_s,
+        });
+        visible as usize / block_tokens
+    }
+
+    /// A request of `lane` was shown so many blocks; `None` where nothing was withheld.
+    pub(super) fn shows(&mut self, lane: LaneId, blocks: Option<usize>) {
+        match blocks {
+            Some(blocks) => drop(self.shown.insert(lane, blocks)),
+            None => drop(self.shown.remove(&lane)),
+        }
+    }
+
+    /// What a slice took.
+    pub(super) fn note_slice(&mut self, took: Nanos, tokens: u64) {
+        if tokens > 0 {
+            self.slice_s_per_token = Some(took.seconds() / tokens as f64);
+        }
+    }
+
+    /// What scoring a window took.
+    pub(super) fn note_scoring(&mut self, took: Nanos) {
+        self.rescore_s = Some(took.seconds());
     }
 
     /// The time that the budget's windows go by: the engine's own under the virtual clock, that which all engines share under the wall's.

@@ -69,6 +69,8 @@ pub enum Cause {
     NoSnapshot,
     /// A block is held, but recurrent layers have only a placeholder there, and the whole match is refused for it.
     PlaceholderRefused,
+    /// Blocks that background recovery published and that are not adopted yet: `recovery.adoption` says when they are shown.
+    NotAdopted,
     /// State that a sparse prefill left, which is never restored.
     SparseRefused,
     /// The cache holds the whole prompt; the last token is computed all the same, for its logits.
@@ -82,7 +84,7 @@ pub enum Cause {
 
 impl Cause {
     /// All causes, in the order of the waterfall.
-    pub const ALL: [Cause; 21] = [
+    pub const ALL: [Cause; 22] = [
         Cause::Cold,
         Cause::Appended,
         Cause::Branch,
@@ -101,6 +103,7 @@ impl Cause {
         Cause::LastTokenComputed,
         Cause::NoSnapshot,
         Cause::PlaceholderRefused,
+        Cause::NotAdopted,
         Cause::SparseRefused,
         Cause::CacheOff,
         Cause::Unknown,
@@ -126,6 +129,7 @@ impl Cause {
             Cause::NeverStored => "never_stored",
             Cause::NoSnapshot => "no_snapshot",
             Cause::PlaceholderRefused => "placeholder_refused",
+            Cause::NotAdopted => "not_adopted",
             Cause::SparseRefused => "sparse_refused",
             Cause::LastTokenComputed => "last_token_computed",
             Cause::CacheOff => "cache_off",
@@ -153,6 +157,7 @@ impl Cause {
             Cause::NeverStored => "computed before, never stored",
             Cause::NoSnapshot => "no recurrent snapshot",
             Cause::PlaceholderRefused => "placeholder refused",
+            Cause::NotAdopted => "recovered, not adopted yet",
             Cause::SparseRefused => "sparse state refused",
             Cause::LastTokenComputed => "last token is always computed",
             Cause::CacheOff => "cache is off",
@@ -180,6 +185,7 @@ impl Cause {
             Cause::NeverStored => "unstored",
             Cause::NoSnapshot => "SNAPSHOT",
             Cause::PlaceholderRefused => "PLACEH.",
+            Cause::NotAdopted => "UNADOPTED",
             Cause::SparseRefused => "SPARSE",
             Cause::LastTokenComputed => "last tok",
             Cause::CacheOff => "off",

@@ -55,6 +55,7 @@ pub(super) fn losses(
         format!("the last of {} held blocks is computed again", found.blocks.len()),
         None,
     ));
+    losses.extend(not_adopted(found, choice, block));
     losses.extend(without_state(found, choice, block));
     losses.retain(|loss| loss.tokens > 0);
     losses
@@ -268,12 +269,25 @@ fn describe(
     }
 }
 
+/// What recovery published and is not shown yet.
+fn not_adopted(found: &Found, choice: Choice, block: usize) -> Option<Loss> {
+    let first = found.blocks.get(choice.blocks).filter(|_| choice.withheld > 0)?;
+    let detail = format!("{} recovered blocks, shown when `recovery.adoption` says", choice.withheld);
+    Some(loss(
+        Cause::NotAdopted,
+        choice.withheld * block,
+        detail,
+        culprit(choice.blocks, Some(first.provenance)),
+    ))
+}
+
 /// What was found and has no recurrent state to start from.
 fn without_state(found: &Found, choice: Choice, block: usize) -> Option<Loss> {
-    let tokens = (choice.reachable - choice.blocks) * block;
+    let restorable = choice.blocks + choice.withheld;
+    let tokens = (choice.reachable - restorable) * block;
     let deepest = choice.reachable.checked_sub(1).filter(|_| tokens > 0)?;
     if let Some((at, Struck { cause, what, provenance })) = &found.struck_end
-        && (choice.blocks..choice.reachable).contains(at)
+        && (restorable..choice.reachable).contains(at)
     {
         let detail = format!("the snapshot of block {at}, {}: {what}", writer(*provenance));
         return Some(loss(*cause, tokens, detail, culprit(*at, Some(*provenance))));
@@ -289,7 +303,7 @@ fn without_state(found: &Found, choice: Choice, block: usize) -> Option<Loss> {
         }
         _ => "was stored without".to_owned(),
     };
-    let last = match choice.blocks.checked_sub(1) {
+    let last = match restorable.checked_sub(1) {
         Some(last) => format!("block {last} has the last one"),
         None => "no block has one".to_owned(),
     };

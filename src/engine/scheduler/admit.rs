@@ -188,8 +188,9 @@ impl Scheduler<'_> {
     pub(super) fn restore(&mut self, now: Stamp) -> (Option<Restore>, Result<(), Refused>) {
         let index = self.running.len() - 1;
         let submission = self.running[index].submission.clone();
-        let prompt = prompt_of(&submission);
+        let prompt = Prompt { shown: self.shown(&submission), ..prompt_of(&submission) };
         let Fetched { found, choice, read, attached } = self.fetch(index, prompt, now);
+        self.background.shows(submission.lane, prompt.shown.map(|_| choice.blocks));
         if attached.is_ok() {
             self.running[index].restored = self.running[index].computed;
         }
@@ -252,7 +253,8 @@ impl Scheduler<'_> {
 
     fn choose(&self, found: &Found, prompt: Prompt<'_>) -> Choice {
         let policy = self.policies.placeholder;
-        found.choose(&self.cache, prompt.tokens.len(), prompt.static_tokens(), policy)
+        let choice = found.choose(&self.cache, prompt.tokens.len(), prompt.static_tokens(), policy);
+        found.withhold(&self.cache, choice, prompt.shown)
     }
 
     fn facts_of(
@@ -268,7 +270,7 @@ impl Scheduler<'_> {
 
     /// What a restore of the submission would find now, and how its suffix would be computed. Nothing is held, read or marked as used.
     pub fn preview(&self, submission: &Submission) -> (Restore, Option<SparseAdmission>) {
-        let prompt = prompt_of(submission);
+        let prompt = Prompt { shown: self.shown(submission), ..prompt_of(submission) };
         let found = if prompt.use_cache { self.cache.look_up(prompt.tokens) } else { self.nothing(prompt) };
         let choice = self.choose(&found, prompt);
         let restore = self.facts_of(prompt, &found, choice, submission.predecessor.as_deref());
@@ -452,6 +454,7 @@ pub(super) fn prompt_of(submission: &Submission) -> Prompt<'_> {
         change: submission.change,
         branches: submission.source == Source::Edit,
         use_cache: submission.use_cache,
+        shown: None,
     }
 }
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use super::forward::Work;
 use super::{Refused, Scheduler};
-use crate::cache::lookup::Home;
-use crate::config::{RecoveryPolicy, SnapshotPolicy};
+use crate::cache::lookup::{Found, Home};
+use crate::config::{AdoptionRule, PlaceholderPolicy, RecoveryPolicy, SnapshotPolicy};
 use crate::decode::Sampling;
 use crate::device::DeviceError;
 use crate::engine::Command;
@@ -20,7 +20,7 @@ use crate::engine::emitter::Emitter;
 use crate::engine::sequence::{Course, Sequence, Stage, Submission};
 use crate::event::{
     Body, DebtConsidered, DebtTaken, HistoryChange, JobEnded, LaneId, Nanos, Publication, RecoverySlice,
-    Route, Source, Stamp,
+    Route, Source, SparseVerdict, Stamp,
 };
 use crate::recovery::budget::Grant;
 use crate::recovery::job::{Candidate, Declined, End, Job, Mode, Taken};
@@ -184,6 +184,7 @@ impl<'a> Scheduler<'a> {
         self.background.scheduled(restored.is_some());
         self.background.charge(took, computed.end - slice.start, clock);
         let budget = self.background.reading(clock);
+        self.background.note_slice(took, computed.end - slice.start);
         let Background { place, id, steps, lane, .. } = &mut self.background;
         let Some(job) = place.job_mut() else { return Ok(None) };
         job.computed(computed.end, took);
@@ -322,8 +323,11 @@ impl<'a> Scheduler<'a> {
         let Some(job) = place.job_mut() else { return Ok(()) };
         let published = job.published(boundary, stored, read_back);
         let (committed, complete) = (job.committed(), job.is_complete());
-        let body = Publication { job: *id, boundary, stored, read_back, committed, visible: committed, took };
-        out.emit(clock.now(), Some(*lane), Some(job.request()), Body::Published(Box::new(body)));
+        let (id, lane, request) = (*id, Some(*lane), job.request());
+        let tokens = job.tokens()[..committed as usize].to_vec();
+        let visible = self.visible_of(&tokens);
+        let body = Publication { job: id, boundary, stored, read_back, committed, visible, took };
+        out.emit(clock.now(), lane, Some(request), Body::Published(Box::new(body)));
         published.map_err(Over::by)?;
         if complete {
             return Err(Over::by(End::Complete));
@@ -358,6 +362,49 @@ impl<'a> Scheduler<'a> {
         let ends = &found.blocks[..whole];
         let last = ends.iter().rposition(|candidate| restorable(candidate.end.is_real()));
         last.map_or(0, |block| (block + 1) * self.cache.block_tokens())
+    }
+
+    /// Tokens that the next request of the job's lane is shown of these, which are published.
+    fn visible_of(&self, tokens: &[u32]) -> u64 {
+        let block_tokens = self.cache.block_tokens();
+        let durable = tokens.len() / block_tokens;
+        if self.background.adopts_at_once() {
+            return (durable * block_tokens) as u64;
+        }
+        let recovered = self.recovered_from(&self.cache.look_up(tokens), durable);
+        let keep = self.sparse.keep();
+        let lane = self.background.lane;
+        let visible =
+            self.background.visible(lane, durable, recovered.unwrap_or(durable), block_tokens, keep);
+        (visible * block_tokens) as u64
+    }
+
+    /// Leading blocks that a request may start from, where recovery has published more than is adopted; `None` withholds nothing.
+    pub(super) fn shown(&self, submission: &Submission) -> Option<usize> {
+        let recovers = submission.recovers.is_some();
+        if recovers || self.background.adopts_at_once() || !submission.use_cache {
+            return None;
+        }
+        let block_tokens = self.cache.block_tokens();
+        let found = self.cache.look_up(&submission.prompt);
+        let choice = found.choose(&self.cache, submission.prompt.len(), 0, PlaceholderPolicy::WalkBack);
+        let recovered = self.recovered_from(&found, choice.blocks)?;
+        if self.background.config.adoption == AdoptionRule::Cost {
+            // Where the suffix is short enough for the dense route nothing is scored, so nothing speaks against all of it.
+            let start = choice.blocks * block_tokens;
+            let admission = self.sparse.admission(submission, start, self.text)?;
+            if admission.1.verdict != SparseVerdict::Sparse {
+                return None;
+            }
+        }
+        let keep = self.sparse.keep();
+        Some(self.background.visible(submission.lane, choice.blocks, recovered, block_tokens, keep))
+    }
+
+    /// The first of the leading `blocks` that a job published.
+    fn recovered_from(&self, found: &Found, blocks: usize) -> Option<usize> {
+        let leading = &found.blocks[..blocks.min(found.blocks.len())];
+        leading.iter().position(|candidate| candidate.provenance.route == Route::Recovery)
     }
 
     /// Gives live state up.

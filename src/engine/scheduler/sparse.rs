@@ -47,6 +47,12 @@ impl SparseSide {
         SparseSide { scorer, config, ..SparseSide::default() }
     }
 
+    /// The fraction of the scored units that is computed, as configured or set by hand.
+    pub(super) fn keep(&self) -> f64 {
+        let nobody = SparseOverride::default();
+        resolve(&self.config, None, nobody, self.by_hand).keep.value
+    }
+
     pub(super) fn scorer_mut(&mut self) -> Option<&mut Scorer> {
         self.scorer.as_mut()
     }
@@ -120,6 +126,7 @@ impl Scheduler<'_> {
                 Ok(window) => {
                     let block_tokens = self.cache.block_tokens();
                     let scored = self.sparse.choose(sequence, window, admitted, block_tokens, clock);
+                    self.background.note_scoring(scored.took());
                     out.emit(clock.now(), lane, Some(request), Body::Scored(Box::new(scored)));
                     let last = sequence.last_storable();
                     if let Some(state) = &mut sequence.recurrent {

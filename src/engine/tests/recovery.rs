@@ -887,3 +887,67 @@ fn a_command_that_only_asks_does_not_overtake_a_slice_and_one_that_serves_does()
     asked.note(&Command::Shutdown);
     assert!(asked.is_urgent() && asked.is_closing());
 }
+
+#[test]
+fn f20_adoption_changes_what_a_request_is_shown_and_never_what_is_durable() {
+    let run_with = |blocks: u64| {
+        let mut config = recovering();
+        config.recovery.adoption_blocks = blocks;
+        let (state, events) = run(&config, |scheduler, clock, out| {
+            for turn in 0..4 {
+                serve(tokens(0, 400 + 150 * turn), scheduler, clock, out);
+                idle(1e3, scheduler, clock, out);
+            }
+            held_state(scheduler)
+        });
+        let committed: Vec<u64> = publications(&events).iter().map(|p| p.committed).collect();
+        let visible: Vec<u64> = publications(&events).iter().map(|p| p.visible).collect();
+        (state, committed, visible, restored(&events), events)
+    };
+    let (state, committed, visible, checkpoints, _) = run_with(1);
+    assert_eq!(visible, committed);
+    assert_eq!(checkpoints, [0, 384, 512, 704]);
+    for blocks in [4, 8] {
+        let (grained, grained_committed, visible, checkpoints, events) = run_with(blocks);
+        assert_eq!(state, grained, "the same is published");
+        assert_eq!(committed, grained_committed);
+        let grain = blocks * B as u64;
+        assert!(visible.iter().all(|visible| visible % grain == 0));
+        assert_eq!(checkpoints, [0, 384, 512, 704].map(|durable| durable / grain * grain));
+        // Every token of the suffix has its reason all the same.
+        for event in &events {
+            if let Body::Restored(restore) = &event.body {
+                let withheld: u64 = restore
+                    .losses
+                    .iter()
+                    .filter(|loss| loss.cause == Cause::NotAdopted)
+                    .map(|loss| loss.tokens)
+                    .sum();
+                let durable = restore.checkpoint_tokens + withheld;
+                assert!([0, 384, 512, 704].contains(&durable), "{durable}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_withheld_counts_among_the_losses_which_add_up() {
+    let mut config = recovering();
+    config.recovery.adoption_blocks = 4;
+    let (_, events) = run(&config, |scheduler, clock, out| {
+        serve(tokens(0, 600), scheduler, clock, out);
+        idle(1e3, scheduler, clock, out);
+        serve(tokens(0, 640), scheduler, clock, out);
+    });
+    let restores: Vec<_> = events
+        .iter()
+        .filter_map(|event| match &event.body {
+            Body::Restored(restore) => Some(restore),
+            _ => None,
+        })
+        .collect();
+    let second = restores[1];
+    assert_eq!(second.checkpoint_tokens, 512);
+    assert_eq!(second.losses.iter().map(|loss| loss.tokens).sum::<u64>(), 640 - 512);
+    assert_eq!(second.cause, Cause::NotAdopted);
+}
