@@ -36,8 +36,8 @@
 //! * [`prefill`]: which tokens of a suffix are computed, and in which pieces; the scorer of sparse prefill and its rules.
 //! * [`decode`]: how a token is chosen; for speculative decoding the drafters, which drafted tokens stand, what chooses the depth, and the accounts
 //!   of what it costs and gives.
-//! * [`recovery`]: the rules of background recovery: arrivals, budget, standing, job, adoption. No engine runs them yet.
-//! * [`engine`]: the thread that owns all of the above, its clock, its scheduler, its lanes. It folds its own events as well, to stop at a
+//! * [`recovery`]: the rules of background recovery: arrivals, budget, claim, standing, job, adoption. Pure but for what engines of a process share.
+//! * [`engine`]: the thread that owns all of the above, its clock, its scheduler of many sequences, its background work, its lanes. It folds its own events as well, to stop at a
 //!   breakpoint in the step in which it comes true.
 //! * [`compare`]: several engines on the same session, stepped together, and what sets them apart.
 //! * [`config`]: typed TOML; one source of defaults.
@@ -65,6 +65,8 @@
 //! * **What was drafted leaves no trace.** A forward over drafted tokens starts from one slot and writes another, so what does not stand is taken
 //!   back to the bits of ordinary decoding; an audit can compare the two in every cycle. Nothing is drafted beyond a boundary that is to be
 //!   captured, and the prediction head's entries that rest on its own guesses are written anew before a page is stored.
+//! * **Whoever waits comes first.** A recovery job runs while nobody is served or announced, in all of the process, and gives way between two layers.
+//!   What it computed since it last published goes within a step; what it published was read back through the lookup that serves requests.
 //! * **State is of two kinds.** Attention state can be cut at any block boundary; recurrent state exists only where it was
 //!   captured, and a span says which slot it reads and which it writes ([`device::StateFlow`]).
 //! * **Every token of an uncached suffix has a reason.** The losses of a restore add up to the suffix, always. The engine observes every

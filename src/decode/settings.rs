@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn none_beats_everything_but_a_transports_is_a_default() {
+    fn f26_none_beats_everything_but_a_transports_is_a_default() {
         use DrafterKind::{Mtp, Ngram, None as Nothing};
         let drafter = |of_model: Option<DrafterKind>, policy, request, hand| {
             let found = resolve(&config(of_model, policy), Some("mine"), says(request), says(hand)).drafter;

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_starts_where_its_slot_stands() {
+    fn f15_a_span_starts_where_its_slot_stands() {
         let mut table = table();
         for (start, from) in
             [(9, Some(0)), (11, Some(0)), (10, None), (10, Some(1)), (10, Some(7)), (0, Some(0))]

@@ -151,7 +151,7 @@ pub struct RecoverySlice {
     pub job: JobId,
     /// Tokens that live state stood after before it.
     pub from: u64,
-    /// Tokens it stands after now; `from` where the slice gave way.
+    /// Tokens it stands after now: fewer than `wanted` where the slice gave way.
     pub to: u64,
     /// Tokens it was to compute up to.
     pub wanted: u64,

@@ -213,6 +213,18 @@ impl RequestFacts {
         Some(self.prompt_tokens?.saturating_sub(self.canonical_tokens?))
     }
 
+    /// The route that the uncached suffix and the threshold in force give: what was decided at admission is [`RequestFacts::route`], and may be
+    /// another for a reason. `None` where the suffix is not known, or nobody told the threshold.
+    pub fn derived_route(&self) -> Option<Route> {
+        let suffix = self.uncached_suffix?;
+        if suffix <= 1 {
+            return Some(Route::CacheHit);
+        }
+        let settings = &self.admission.as_ref()?.settings;
+        let sparse = settings.enabled.value && suffix > settings.threshold.value;
+        Some(if sparse { Route::Sparse } else { Route::Dense })
+    }
+
     /// Prompt tokens that the predecessor did not have. `None` without a predecessor.
     pub fn fresh_tokens(&self) -> Option<u64> {
         let common = self.restore.as_ref()?.common_prefix_tokens?;
@@ -364,6 +376,42 @@ pub struct BreakpointFacts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::{Effective, SetBy, SparseSettings, SparseVerdict};
+
+    #[test]
+    fn f18_the_route_taken_and_the_one_derived_are_told_apart() {
+        let by = |enabled: bool, threshold: u64| SparseAdmission {
+            settings: SparseSettings {
+                enabled: Effective { value: enabled, set_by: SetBy::Default },
+                keep: Effective { value: 0.2, set_by: SetBy::Default },
+                threshold: Effective { value: threshold, set_by: SetBy::Default },
+            },
+            verdict: SparseVerdict::Sparse,
+            protected_tokens: 0,
+            boundary_before: String::new(),
+            boundary_after: String::new(),
+            suffix_tokens: 100,
+            to_score_tokens: 100,
+        };
+        let mut request = RequestFacts::unseen(RequestId(1), LaneId(0), Stamp(0));
+        assert_eq!(request.derived_route(), None);
+        request.uncached_suffix = Some(100);
+        assert_eq!(request.derived_route(), None, "nobody told the threshold");
+        for (admission, route) in
+            [(by(true, 99), Route::Sparse), (by(true, 100), Route::Dense), (by(false, 99), Route::Dense)]
+        {
+            request.admission = Some(admission);
+            assert_eq!(request.derived_route(), Some(route));
+        }
+        // A scorer that failed: told dense, derived sparse, and the row says that they disagree.
+        (request.admission, request.route) = (Some(by(true, 99)), Some(Route::Dense));
+        let ledger = crate::ledger::Ledger::new();
+        let row = crate::ledger::Row::with(&ledger, &request, None, &Default::default());
+        assert_eq!((row.route, row.route_derived), (Some("dense"), Some("sparse")));
+        assert_eq!(row.route_disagrees, Some(true));
+        request.uncached_suffix = Some(1);
+        assert_eq!(request.derived_route(), Some(Route::CacheHit));
+    }
 
     #[test]
     fn a_token_knows_its_bytes_unless_the_reply_became_another() {

@@ -60,6 +60,10 @@ pub struct Row {
     pub snapshots: Option<crate::event::SnapshotsStored>,
     /// `cache_hit`, `dense` or `sparse`.
     pub route: Option<&'static str>,
+    /// The route that suffix and threshold give by themselves; null where either is not known.
+    pub route_derived: Option<&'static str>,
+    /// Whether the two differ: the protected prefix, a turn that has to be dense, or a scorer that failed decided otherwise.
+    pub route_disagrees: Option<bool>,
     /// Whether the checkpoint fell.
     pub cliff: Option<bool>,
     /// Why the checkpoint stands where it stands: a phrase that names the segment or block.
@@ -471,6 +475,11 @@ impl Row {
             stored_tokens: request.stored_tokens,
             snapshots: request.snapshots,
             route: request.route.map(|r| r.word()),
+            route_derived: request.derived_route().map(|r| r.word()),
+            route_disagrees: request
+                .route
+                .zip(request.derived_route())
+                .map(|(told, derived)| told != derived),
             cliff: step.map(|s| s.cliff),
             cause: request.cause_sentence(),
             cause_kind: restore.map(|r| r.cause),

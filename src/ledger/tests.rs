@@ -282,7 +282,7 @@ proptest! {
 }
 
 #[test]
-fn what_nobody_measured_is_null_and_what_was_measured_as_zero_is_zero() {
+fn f24_what_nobody_measured_is_null_and_what_was_measured_as_zero_is_zero() {
     let mut ledger = Ledger::new();
     let event =
         |body| Event { seq: 0, at: Stamp(0), lane: Some(LaneId(0)), request: Some(RequestId(1)), body };

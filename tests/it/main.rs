@@ -6,6 +6,7 @@ mod cliff;
 mod compare;
 mod config;
 mod identity;
+mod invariants;
 mod model;
 mod platforms;
 mod pty;

@@ -259,7 +259,7 @@ fn score(scorer: &mut Scorer, request: usize, prompt: &[u32], admission: &Admiss
 
 /// A draft cache that is hit exactly where the origin stayed, from the snapshot that was published there.
 #[test]
-fn the_scorers_cache_makes_the_44_published_transitions() {
+fn f13_the_scorers_cache_makes_the_44_published_transitions() {
     let base = conversation(96_000);
     let mut transitions = 0;
     let mut last_scorer = None;
@@ -290,7 +290,7 @@ fn the_scorers_cache_makes_the_44_published_transitions() {
 
 /// The standalone cases: what moves, and what the draft restores of the second prompt.
 #[test]
-fn the_standalone_cases_restore_what_was_published() {
+fn f13_the_standalone_cases_restore_what_was_published() {
     let base = conversation(41_984);
     let mut mutated = base.clone();
     mutated[5_000] ^= 1;

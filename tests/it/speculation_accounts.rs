@@ -84,7 +84,7 @@ fn the_identities_hold_in_each_of_36_runs() {
 }
 
 #[test]
-fn the_11_matched_rows_follow_from_the_runs_to_four_decimals() {
+fn f21_the_11_matched_rows_follow_from_the_runs_to_four_decimals() {
     let runs = runs();
     for row in &MATCHED {
         matches(&runs, row.cell, row.policy, &row.told, row.pays);

@@ -27,6 +27,10 @@ use crate::recovery::job::{Candidate, Declined, End, Job, Mode, Taken};
 use crate::recovery::neighbours::Member;
 use crate::recovery::standing::{Standing, Surroundings, Why};
 
+/// Tokens of a forward of a slice that gives way: between two layers of so few it waits for less than between two of a whole slice, and what is
+/// computed is the same.
+const PIECE: usize = 128;
+
 /// A slice that was computed, or gave way.
 struct Computed {
     end: u64,
@@ -276,18 +280,41 @@ impl<'a> Scheduler<'a> {
         until: Option<Stamp>,
         clock: &mut Clock,
     ) -> Result<Computed, Over> {
-        let index = self.running.len() - 1;
-        let (start, end) = (self.running[index].computed, end as usize);
+        let (index, end) = (self.running.len() - 1, end as usize);
         self.extend_state(index, end, clock.now()).map_err(|refused| self.refused(refused, clock))?;
+        let piece = if self.background.config.interruptible { PIECE } else { usize::MAX };
+        loop {
+            let start = self.running[index].computed;
+            let to = end.min(start.saturating_add(piece));
+            if let Some(why) = self.compute_piece(index, start, to, until, clock)? {
+                return Ok(Computed { end: start as u64, gave_way: Some(why) });
+            }
+            if to == end {
+                return Ok(Computed { end: to as u64, gave_way: None });
+            }
+        }
+    }
+
+    /// One forward of a slice. Gives why it gave way, if it did; then it computed nothing.
+    fn compute_piece(
+        &mut self,
+        index: usize,
+        start: usize,
+        end: usize,
+        until: Option<Stamp>,
+        clock: &mut Clock,
+    ) -> Result<Option<Why>, Over> {
         let flow = self.running[index].recurrent.as_ref().map(|state| state.flow(end));
         let work = [Work::unread(index, start, end, flow)];
         let mut watch = Watch::new(&self.background, until, clock);
+        if !watch.goes_on(Nanos(0)) {
+            return Ok(watch.why);
+        }
         let forward = match self.run_while(&work, &mut |elapsed| watch.goes_on(elapsed)) {
             Ok(forward) => forward,
             Err(DeviceError::Interrupted { after }) => {
                 clock.spend(after);
-                let gave_way = Some(watch.why.unwrap_or(Why::Arrival));
-                return Ok(Computed { end: start as u64, gave_way });
+                return Ok(Some(watch.why.unwrap_or(Why::Arrival)));
             }
             Err(error) => return Err(self.refused(Refused::Device(Arc::new(error)), clock)),
         };
@@ -309,7 +336,7 @@ impl<'a> Scheduler<'a> {
         if let Some(state) = &mut sequence.recurrent {
             state.advance(end, &mut self.cache);
         }
-        Ok(Computed { end: end as u64, gave_way: None })
+        Ok(None)
     }
 
     /// Stores what live state holds up to `boundary` and looks it up as a request would. Only what is found again is committed.
@@ -432,6 +459,15 @@ impl<'a> Scheduler<'a> {
     #[cfg(test)]
     pub(in crate::engine) fn job(&self) -> Option<&Job> {
         self.background.place.job()
+    }
+
+    #[cfg(test)]
+    pub(in crate::engine) fn stage_of(&self, request: crate::event::RequestId) -> Option<&'static str> {
+        let sequence = self.running.iter().find(|sequence| sequence.request == request)?;
+        Some(match sequence.stage {
+            Stage::Prefilling => "prefilling",
+            _ => "elsewhere",
+        })
     }
 
     #[cfg(test)]

@@ -836,7 +836,7 @@ fn check_history(events: &[Event]) {
             Body::RecoverySlice(slice) => {
                 assert_eq!((open, present), (Some(slice.job), 0));
                 assert!(slice.from <= slice.to && slice.to <= slice.wanted);
-                assert_eq!(slice.gave_way.is_some(), slice.to == slice.from);
+                assert_eq!(slice.gave_way.is_some(), slice.to < slice.wanted);
             }
             Body::Published(publication) => {
                 assert_eq!((open, present), (Some(publication.job), 0));
@@ -950,4 +950,123 @@ fn what_is_withheld_counts_among_the_losses_which_add_up() {
     assert_eq!(second.checkpoint_tokens, 512);
     assert_eq!(second.losses.iter().map(|loss| loss.tokens).sum::<u64>(), 640 - 512);
     assert_eq!(second.cause, Cause::NotAdopted);
+}
+
+#[test]
+fn h1b_a_request_after_a_job_is_primed_as_one_before_it() {
+    let mut config = on_cpu();
+    config.speculation.drafter = Some(DrafterKind::Mtp);
+    let primed = |recovers: bool| {
+        let (_, events) = run(&config, |scheduler, clock, out| {
+            scheduler.attach_speculation(SpeculationSide::new(None, config.clone()));
+            scheduler.set_recovery(recovers, clock, out);
+            serve(tokens(0, 300), scheduler, clock, out);
+            idle(1e3, scheduler, clock, out);
+            serve(tokens(5, 300), scheduler, clock, out);
+        });
+        let started = events.iter().filter_map(|event| match &event.body {
+            Body::DrafterStarted(start) => Some((start.drafter, start.primed_tokens, start.cached_tokens)),
+            _ => None,
+        });
+        started.collect::<Vec<_>>()
+    };
+    assert_eq!(primed(true), primed(false));
+}
+
+#[test]
+fn h2c_a_request_that_needs_the_memory_finds_live_state_gone_before_anything_is_evicted_for_it() {
+    let (_, events) = run(&recovering(), |scheduler, clock, out| {
+        serve(tokens(0, 900), scheduler, clock, out);
+        for _ in 0..6 {
+            scheduler.background_step(None, clock, out);
+        }
+        assert!(scheduler.has_live());
+        let before = scheduler.cache_mut().evictions();
+        scheduler.submit(ask(tokens(3, 2_000), Some(false)), clock, out);
+        scheduler.step(clock, out);
+        assert!(!scheduler.has_live());
+        assert_eq!(scheduler.cache_mut().evictions(), before);
+        while !scheduler.is_idle() {
+            scheduler.step(clock, out);
+        }
+    });
+    assert_eq!(retired(&events), [Why::ForegroundHere]);
+    assert!(!events.iter().any(|event| matches!(event.body, Body::Failed { .. })));
+}
+
+#[test]
+fn h2d_asking_whether_a_step_is_wanted_changes_nothing() {
+    run(&recovering(), |scheduler, clock, out| {
+        serve(tokens(0, 900), scheduler, clock, out);
+        for _ in 0..6 {
+            scheduler.background_step(None, clock, out);
+        }
+        let state = held_state(scheduler);
+        let of = |scheduler: &Scheduler<'_>| {
+            let job = scheduler.job().unwrap();
+            (job.committed(), job.processed(), job.tally(), scheduler.has_live())
+        };
+        let before = of(scheduler);
+        for _ in 0..1_000 {
+            assert_eq!(scheduler.rest(clock), Rest::No);
+        }
+        assert_eq!((of(scheduler), held_state(scheduler)), (before, state));
+    });
+}
+
+#[test]
+fn f3_a_sparse_prefill_that_was_cut_short_leaves_no_positions_behind_for_a_slice() {
+    let config = on_cpu();
+    let (state, _) = run(&config, |scheduler, clock, out| {
+        serve(tokens(0, 500), scheduler, clock, out);
+        // Another sparse request ends in the middle of its prefill, and the job goes on right behind it.
+        let request = scheduler.submit(ask(tokens(1, 900), None), clock, out);
+        let mut steps = 0;
+        while scheduler.stage_of(request) != Some("prefilling") && steps < 200 {
+            scheduler.step(clock, out);
+            steps += 1;
+        }
+        scheduler.step(clock, out);
+        scheduler.cancel(request, clock, out);
+        idle(1e3, scheduler, clock, out);
+        assert_eq!(scheduler.cache_mut().restorable_prefix(&tokens(0, 500)), 448);
+        held_state(scheduler)
+    });
+    let mut executor = model::load(&config).unwrap().executor;
+    assert_recomputes(&mut *executor, &state);
+}
+
+#[test]
+fn f16_nothing_of_the_scorers_state_survives_its_eviction() {
+    let (_, events) = run(&recovering(), |scheduler, clock, out| {
+        serve(tokens(0, 600), scheduler, clock, out);
+        scheduler.evict_all(clock);
+        serve(tokens(0, 700), scheduler, clock, out);
+    });
+    let scored = super::sparse::scored(&events);
+    assert_eq!(scored.iter().map(|s| s.draft_cached_tokens).collect::<Vec<_>>(), [0, 0]);
+}
+
+#[test]
+fn s1_background_work_stores_the_way_a_request_does() {
+    let state = |recovers: bool| {
+        run(&recovering(), |scheduler, clock, out| {
+            match recovers {
+                true => {
+                    serve(tokens(0, 600), scheduler, clock, out);
+                    idle(1e3, scheduler, clock, out);
+                }
+                false => {
+                    scheduler.submit(ask(tokens(0, 600), Some(false)), clock, out);
+                    while !scheduler.is_idle() {
+                        scheduler.step(clock, out);
+                    }
+                }
+            }
+            let cache = scheduler.cache_mut();
+            (cache.cached_blocks(), cache.cached_snapshots(), cache.used_pages(), cache.used_slots())
+        })
+        .0
+    };
+    assert_eq!(state(true), state(false), "the same blocks, each with one holder");
 }

@@ -142,7 +142,7 @@ fn with_everything_kept_a_sparse_run_is_the_dense_run_bit_for_bit_and_leaves_the
 }
 
 #[test]
-fn a_sparse_request_adds_no_canonical_tokens_and_the_next_one_is_told_so() {
+fn f11_a_sparse_request_adds_no_canonical_tokens_and_the_next_one_is_told_so() {
     for config in [pair(), on_sim()] {
         let mut prompts = growing(4);
         prompts[0].1 = Some(false);
@@ -199,7 +199,7 @@ fn what_a_sparse_request_leaves_is_what_a_dense_run_computes() {
 }
 
 #[test]
-fn the_same_seed_selects_the_same_and_says_the_same_whether_the_scorer_is_warm_or_cold() {
+fn f14_the_same_seed_selects_the_same_and_says_the_same_whether_the_scorer_is_warm_or_cold() {
     for queries in [QuerySource::Lookahead, QuerySource::PromptAndLookahead, QuerySource::PromptTail] {
         let mut config = pair();
         config.specprefill.queries = queries;
@@ -355,7 +355,7 @@ fn a_request_beside_the_line_of_history_takes_no_dense_turn() {
 }
 
 #[test]
-fn the_protected_prefix_is_computed_densely_and_positions_are_the_prompts_own() {
+fn f12_the_protected_prefix_is_computed_densely_and_positions_are_the_prompts_own() {
     let config = pair();
     let ((), events) = run_pair(&config, |scheduler, clock, out| {
         let submission = Submission { protected_tokens: 333, ..ask(tokens(0, 1_500), None) };

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_are_indices_and_the_origin_behind_a_dense_protected_prefix() {
+    fn f12_positions_are_indices_and_the_origin_behind_a_dense_protected_prefix() {
         let admission = admit(1000, 256, 300, 0);
         let plan = Plan::new(&admission, &selection(&[32..64, 96..128, 690..700]), SparseLeaves::Nothing, 64);
         assert_eq!(plan.positions, positions(&[256..300, 332..364, 396..428, 990..1000]));
@@ -117,7 +117,7 @@ mod tests {
     proptest! {
         /// A kept index `i` is computed at `origin + i`, and no position of the protected prefix is ever dropped.
         #[test]
-        fn nothing_protected_is_dropped_and_everything_kept_is_computed_where_it_stood(
+        fn f17_nothing_protected_is_dropped_and_everything_kept_is_computed_where_it_stood(
             prompt in 1_usize..4000,
             cached_blocks in 0_usize..40,
             system in 0_usize..4000,

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transport_overrides_the_model_and_a_request_overrides_it() {
+    fn f26_a_transport_overrides_the_model_and_a_request_overrides_it() {
         let enabled = |config: &Config, transport, request, hand| {
             let found = resolve(config, transport, says(request), says(hand)).enabled;
             (found.value, found.set_by)
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn false_beats_everything_but_a_transports_is_a_default() {
+    fn f26_false_beats_everything_but_a_transports_is_a_default() {
         let enabled = |config: &Config, request, hand| {
             let found = resolve(config, Some("long-context"), says(request), says(hand)).enabled;
             (found.value, found.set_by)

@@ -44,7 +44,7 @@ fn without_a_system_prompt_what_the_template_writes_of_itself_is_protected() {
 }
 
 #[test]
-fn a_template_that_depends_on_roles_is_measured_where_subtraction_is_wrong() {
+fn f17_a_template_that_depends_on_roles_is_measured_where_subtraction_is_wrong() {
     let codec = synthetic_with(ROLE_DEPENDENT);
     let conversation = agent_conversation();
     let (before, after) = parted(&codec, &conversation);
