@@ -125,11 +125,13 @@ impl Without {
         let warm = self.window.filter(|(before, _)| *before == origin);
         let draft_cached = warm.map_or(0, |(_, end)| end.min(common).saturating_sub(origin));
         self.window = sparse.then_some((origin, prompt));
-        self.canonical = match sparse {
-            true => would,
+        let left = request.canonical_tokens.unwrap_or(would);
+        self.canonical = match (sparse, request.route == Some(Route::Sparse)) {
             // A dense request leaves what it left: all of it, but for what the cache dropped.
-            false if request.route != Some(Route::Sparse) => request.canonical_tokens.unwrap_or(would),
-            false => would,
+            (false, false) => left,
+            // What a sparse one stores behind its checkpoint is a policy; it would have stored as much there.
+            (true, true) => would.saturating_add(left.saturating_sub(checkpoint)),
+            _ => would,
         };
         Counterfactual { checkpoint: would, sparse, draft_cached }
     }
@@ -334,7 +336,8 @@ mod tests {
     #[test]
     fn only_the_first_restore_that_finds_exactly_the_boundary_is_strict() {
         let mut told = under_way();
-        told.request(9_000, 8_200, 7_168).stored(7_168).request(10_000, 9_000, 7_168);
+        let sparse = Body::Routed { route: Route::Sparse, uncached_suffix: 1_832 };
+        told.request(9_000, 8_200, 7_168).say(sparse).stored(7_168).request(10_000, 9_000, 7_168);
         let strict: Vec<_> = told.ledger.net_returns()[0].1.credits.iter().map(|c| c.strict).collect();
         assert_eq!(strict, [true, false]);
         let mut told = under_way();
