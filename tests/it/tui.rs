@@ -431,7 +431,7 @@ fn where_nobody_counts_memory_there_is_no_gauge() {
 fn the_help_explains_the_words_of_the_gauge() {
     let mut bench = sample();
     bench.press('?');
-    let text = bench.text(160, 140);
+    let text = bench.text(160, 160);
     for words in ["buffer cache ", "limit ", "prefill chunks shrink to stay below it"] {
         assert!(text.contains(words), "{words} is missing in {text}");
     }

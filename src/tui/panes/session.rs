@@ -106,7 +106,9 @@ pub fn preferred_width(model: &Model) -> u16 {
     let rows = rows(model);
     let mut widths = column_widths(&rows);
     widths[0] = widths[0].max(next_number(model).len());
-    let columns: usize = IMPORTANCE[..PREFERRED].iter().map(|i| widths[*i] + 1).sum();
+    let wanted = wanted(&rows);
+    let most = PREFERRED + usize::from(wanted.iter().any(|index| COLUMNS[*index].header == RECOVERED));
+    let columns: usize = wanted.iter().take(most).map(|i| widths[*i] + 1).sum();
     u16::try_from(columns + 3).unwrap_or(u16::MAX)
 }
 
@@ -139,8 +141,8 @@ fn cycles(model: &Model, request: &RequestFacts) -> Option<String> {
     Some(format!("{:.2}/{cost}", account.tokens_per_cycle()?))
 }
 
-/// The columns that fit `room`, most important first; that of cycles only where there are some, and that of recovery where it paid.
-fn columns(rows: &[RowFacts<'_>], widths: &[usize], room: usize) -> Vec<usize> {
+/// The columns that there is something to show in, most important first: that of cycles only where there are some, that of recovery where it paid.
+fn wanted(rows: &[RowFacts<'_>]) -> Vec<usize> {
     let drafted = rows.iter().any(|row| row.cycles.is_some());
     let paid = rows.iter().any(|row| row.recovered.is_some_and(|tokens| tokens > 0));
     let shown = |index: &usize| match COLUMNS[*index].header {
@@ -148,8 +150,12 @@ fn columns(rows: &[RowFacts<'_>], widths: &[usize], room: usize) -> Vec<usize> {
         RECOVERED => paid,
         _ => true,
     };
-    let wanted: Vec<usize> = IMPORTANCE.into_iter().filter(shown).collect();
-    fitting(widths, &wanted, room)
+    IMPORTANCE.into_iter().filter(shown).collect()
+}
+
+/// The columns that fit `room`, most important first.
+fn columns(rows: &[RowFacts<'_>], widths: &[usize], room: usize) -> Vec<usize> {
+    fitting(widths, &wanted(rows), room)
 }
 
 fn column_widths(rows: &[RowFacts<'_>]) -> [usize; COLUMNS.len()] {

@@ -41,6 +41,7 @@ struct Told {
     request: u64,
     steps: Steps,
     service: u64,
+    windows: u64,
     spent: u64,
     tally: Tally,
 }
@@ -61,7 +62,7 @@ impl Told {
             });
         });
         let (steps, tally) = (Steps::default(), Tally::default());
-        Told { run, request: 0, steps, service: 0, spent: 0, tally }
+        Told { run, request: 0, steps, service: 0, windows: 1, spent: 0, tally }
     }
 
     fn say(&mut self, body: Body) {
@@ -103,7 +104,7 @@ impl Told {
                 steps: self.steps,
                 budget: BudgetReading {
                     owners: 1,
-                    windows: 1,
+                    windows: self.windows,
                     spent: Nanos(self.spent),
                     spent_tokens: self.tally.computed,
                     carried: Nanos(0),
@@ -199,6 +200,7 @@ fn died() -> Told {
 
 fn complete() -> Told {
     let mut told = extended();
+    (told.windows, told.spent) = (2, 0);
     told.recover(3_840, 6_656);
     told.ended(End::Complete, None, 6_656, 6_656);
     told.run.wait(3 * SECOND);
@@ -241,7 +243,7 @@ fn frames_of_the_recovery_view() {
 #[test]
 fn a_job_says_how_far_it_has_come_and_what_it_waits_for() {
     let text = bench(under_way()).text(160, 48);
-    assert!(text.contains("3,840 committed, 2,048 of them by it"), "{text}");
+    assert!(text.contains("3,840 committed (2,048 by it)"), "{text}");
     assert!(text.contains("3,968 processed of 5,888"), "{text}");
     assert!(text.contains("▲ 3,840 the next request starts from"), "{text}");
     let text = bench(parked()).text(80, 24);

@@ -109,11 +109,11 @@ impl View<'_> {
         let mut groups = vec![
             vec![
                 canvas.span(count(job.committed), Tone::Checkpoint),
-                canvas.span(format!(" committed, {} of them by it · ", thousands(by_job)), Tone::Text),
+                canvas.span(format!(" committed ({} by it)  ", thousands(by_job)), Tone::Text),
             ],
             vec![
                 canvas.span(count(job.processed), Tone::Strong),
-                canvas.span(format!(" processed of {} · ", count(job.target)), Tone::Text),
+                canvas.span(format!(" processed of {}  ", count(job.target)), Tone::Text),
             ],
         ];
         groups.push(match shown(job) {
@@ -139,13 +139,13 @@ impl View<'_> {
             (None, Some(_)) => Tone::Strong,
             (None, None) => Tone::Good,
         };
-        let mut groups = vec![words(canvas, doing(job, self.ledger.now()), tone)];
+        let mut groups = vec![words(canvas, format!("{}  ", doing(job, self.ledger.now())), tone)];
         if let Some(detail) = job.end.as_ref().and_then(|end| end.detail.as_deref()) {
-            groups.push(words(canvas, format!(" ({})", sanitise(detail).replace('\n', " ")), Tone::Text));
+            groups.push(words(canvas, format!("({})  ", sanitise(detail).replace('\n', " ")), Tone::Text));
         }
         if let Some(slice) = job.slices.last().filter(|_| job.end.is_none()) {
             let last = format!(
-                " · last slice {}–{} in {}",
+                "last slice {}–{} in {}",
                 thousands(slice.from),
                 thousands(slice.to),
                 text::duration(Some(slice.took))

@@ -29,7 +29,7 @@ impl View<'_> {
             (None, _) => groups.push(words(canvas, "nothing charged yet", Tone::Dim)),
         }
         if let Some(facts) = facts.filter(|_| bounded) {
-            let each = format!(" · {} % of windows of {} s", facts.budget_pct, facts.window_s);
+            let each = format!("  {} % of windows of {} s", facts.budget_pct, facts.window_s);
             groups.push(words(canvas, each, Tone::Dim));
         }
         let mut lines = flow(canvas, "budget", groups, width);
@@ -41,10 +41,10 @@ impl View<'_> {
             let groups = vec![
                 vec![
                     canvas.span(duration(Some(job.service())), Tone::Strong),
-                    canvas.span(format!(" in {}", counted(job.slices.len(), "slice")), Tone::Text),
+                    canvas.span(format!(" in {}, ", counted(job.slices.len(), "slice")), Tone::Text),
                 ],
-                words(canvas, format!(", {} publishing", duration(Some(publishing))), Tone::Text),
-                words(canvas, format!(" = {share} of the wall time it was there"), Tone::Text),
+                words(canvas, format!("{} publishing ", duration(Some(publishing))), Tone::Text),
+                words(canvas, format!("= {share} of the wall time it was there"), Tone::Text),
             ];
             lines.extend(flow(canvas, "service", groups, width));
         }
@@ -104,22 +104,24 @@ impl View<'_> {
             false => ("the arrival wins", Tone::Warn),
         };
         let arrival = match race.arrival_s > 0.0 {
-            true => format!(": next arrival in {}", about(race.arrival_s)),
-            false => ": the next arrival is due".to_owned(),
+            true => format!(" tokens in the {} to it  ", about(race.arrival_s)),
+            false => " tokens, and it is due  ".to_owned(),
         };
-        let gaps = format!(" (gaps p50 {}, of {}) · ", seconds(race.gaps.p50_s), race.gaps.count);
         let groups = vec![
-            words(canvas, verdict, tone),
-            words(canvas, arrival, Tone::Text),
-            words(canvas, gaps, Tone::Dim),
             vec![
-                canvas.span("reaches ", Tone::Text),
+                canvas.span(verdict, tone),
+                canvas.span(": reaches ", Tone::Text),
                 canvas.span(thousands(race.reaches), Tone::Strong),
-                canvas.span(format!(" of {} by then", thousands(race.target)), Tone::Text),
+                canvas.span(format!(" of {}{arrival}", thousands(race.target)), Tone::Text),
             ],
             words(
                 canvas,
-                format!(" at {:.0} tok/s for {} that the budget leaves", race.rate, seconds(race.service_s)),
+                format!("by gaps of p50 {}, {} of them  ", seconds(race.gaps.p50_s), race.gaps.count),
+                Tone::Dim,
+            ),
+            words(
+                canvas,
+                format!("at {:.0} tok/s for {} that the budget leaves", race.rate, seconds(race.service_s)),
                 Tone::Dim,
             ),
         ];
@@ -136,13 +138,13 @@ impl View<'_> {
         } else {
             let requests = counted(own.credits.len(), "request");
             let credit = format!(
-                "{} tokens restored by {requests}, {} strictly",
+                "{} tokens restored by {requests}, {} strictly  ",
                 thousands(own.tokens()),
                 own.strict()
             );
             ground.push(words(canvas, credit, Tone::Text));
             if let Some(by) = own.by() {
-                ground.push(words(canvas, format!(" · priced by the {}", by.words()), Tone::Dim));
+                ground.push(words(canvas, format!("priced by the {}", by.words()), Tone::Dim));
             }
         }
         lines.extend(flow(canvas, "", ground, width));
@@ -172,11 +174,11 @@ impl View<'_> {
             }
         }
         let mut groups = vec![match protection.worst {
-            None => words(canvas, "no arrival found a slice in its way", Tone::Good),
+            None => words(canvas, "no arrival found a slice in its way  ", Tone::Good),
             Some(worst) => vec![
                 canvas.span(counted(protection.collisions, "arrival"), Tone::Strong),
                 canvas.span(" found a slice in the way, worst delay ", Tone::Text),
-                canvas.span(duration(Some(worst)), Tone::Strong),
+                canvas.span(format!("{}  ", duration(Some(worst))), Tone::Strong),
             ],
         }];
         groups.extend(target(canvas, protection.delay_target_s, protection.delay_holds()));
@@ -244,18 +246,19 @@ fn side_groups(canvas: &Canvas<'_>, sides: &Sides) -> Vec<Group> {
         ];
         spans.into()
     };
-    let mut groups = vec![side("with a job p50", sides.beside), side("without", sides.alone)];
+    let mut groups = vec![side("with a job p50", sides.beside)];
     groups.extend(target(canvas, sides.target_s, sides.holds()));
+    groups.push(side("without", sides.alone));
     groups
 }
 
 /// The target, and whether it is kept.
 fn target(canvas: &Canvas<'_>, target_s: Option<f64>, holds: Option<bool>) -> Option<Group> {
-    let target = format!(" · target {} ", seconds(target_s?));
+    let target = format!("target {} ", seconds(target_s?));
     let (word, tone) = match holds {
-        Some(true) => ("kept", Tone::Good),
-        Some(false) => ("MISSED", Tone::Warn),
-        None => (UNKNOWN, Tone::Dim),
+        Some(true) => ("kept  ", Tone::Good),
+        Some(false) => ("MISSED  ", Tone::Warn),
+        None => ("–  ", Tone::Dim),
     };
     Some(vec![canvas.span(target, Tone::Dim), canvas.span(word, tone)])
 }

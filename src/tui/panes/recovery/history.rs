@@ -22,7 +22,7 @@ impl View<'_> {
             considered.iter().filter(|facts| what(&facts.considered.taken)).count()
         };
         let mut groups =
-            vec![words(canvas, format!("{} considered", thousands(considered.len() as u64)), Tone::Strong)];
+            vec![words(canvas, format!("{} considered  ", thousands(considered.len() as u64)), Tone::Strong)];
         for (number, what) in [
             (
                 of(|taken| matches!(taken, DebtTaken::Began { .. } | DebtTaken::Replaced { .. })),
@@ -33,11 +33,11 @@ impl View<'_> {
             (of(|taken| matches!(taken, DebtTaken::LeftOut { .. })), "left out for another history"),
         ] {
             if number > 0 {
-                groups.push(words(canvas, format!(", {number} {what}"), Tone::Text));
+                groups.push(words(canvas, format!("{number} {what}  "), Tone::Text));
             }
         }
         for (why, number) in recovery.declines() {
-            groups.push(words(canvas, format!(", {number} declined: {}", why.words()), Tone::Text));
+            groups.push(words(canvas, format!("{number} declined: {}  ", why.words()), Tone::Text));
         }
         let mut lines = flow(canvas, "debts", groups, width);
         if let Some(job) = self.job {
@@ -49,9 +49,10 @@ impl View<'_> {
             let mut groups = vec![words(
                 canvas,
                 format!(
-                    "{}, live state given up {}",
+                    "{}, live state given up {}  ",
                     counted(job.published().count(), "publication"),
                     match job.retirements.len() {
+                        0 => "never".to_owned(),
                         1 => "once".to_owned(),
                         times => format!("{times} times"),
                     }
@@ -59,12 +60,12 @@ impl View<'_> {
                 Tone::Text,
             )];
             if short > 0 {
-                groups.push(words(canvas, format!(", {short} NOT FOUND AGAIN"), Tone::Warn));
+                groups.push(words(canvas, format!("{short} NOT FOUND AGAIN  "), Tone::Warn));
             }
             if lost > 0 {
                 groups.push(words(
                     canvas,
-                    format!(", the cache lost {} committed tokens", thousands(lost)),
+                    format!("the cache lost {} committed tokens", thousands(lost)),
                     Tone::Warn,
                 ));
             }
@@ -100,8 +101,8 @@ impl View<'_> {
                     ),
                     Tone::Text,
                 ),
-                words(canvas, state, tone),
-                words(canvas, format!(" · net {net}"), Tone::Dim),
+                words(canvas, format!("{state}  "), tone),
+                words(canvas, format!("net {net}"), Tone::Dim),
             ];
             flow(canvas, name, groups, width)
         };

@@ -155,9 +155,9 @@ impl View<'_> {
         let room = span.columns.saturating_sub(text::width(&from) + text::width(&to) + 2);
         let column = duration(Some(crate::event::Nanos(span.length() / span.columns as u64)));
         let forms = [
-            format!("{part}, {column} a column · ← → zoom · ! collision ○ live state ✗ job ▼ lost"),
-            format!("{part} · ← → zoom · ! collision ○ live state ✗ job ▼ lost"),
-            format!("{part} · ← → zoom"),
+            format!("{part}, {column} a column · `h` `l` zoom · ! collision ○ live state ✗ job ▼ lost"),
+            format!("{part} · `h` `l` zoom · ! collision ○ live state ✗ job ▼ lost"),
+            format!("{part} · `h` `l` zoom"),
         ];
         let note = forms.into_iter().find(|note| text::width(note) <= room).unwrap_or_default();
         let gap = room - text::width(&note);
