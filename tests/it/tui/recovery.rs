@@ -262,10 +262,8 @@ fn what_it_was_worth_has_its_three_terms_and_says_what_the_price_rests_on() {
     {
         assert!(text.contains(words), "{words}: {text}");
     }
-    assert!(
-        text.contains("1 arrival found a slice in the way, worst delay 62ms · target 50ms MISSED"),
-        "{text}"
-    );
+    assert!(text.contains("1 arrival found a slice in the way, worst delay 62ms"), "{text}");
+    assert!(text.contains("target 50ms MISSED"), "{text}");
     assert!(text.contains("recovery > growth"), "{text}");
 }
 

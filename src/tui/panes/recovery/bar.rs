@@ -139,10 +139,11 @@ impl View<'_> {
             (None, Some(_)) => Tone::Strong,
             (None, None) => Tone::Good,
         };
-        let mut groups = vec![words(canvas, format!("{}  ", doing(job, self.ledger.now())), tone)];
-        if let Some(detail) = job.end.as_ref().and_then(|end| end.detail.as_deref()) {
-            groups.push(words(canvas, format!("({})  ", sanitise(detail).replace('\n', " ")), Tone::Text));
-        }
+        let detail = job.end.as_ref().and_then(|end| end.detail.as_deref());
+        let detail =
+            detail.map_or_else(String::new, |detail| format!(" ({})", sanitise(detail).replace('\n', " ")));
+        let doing = format!("{}{detail}  ", doing(job, self.ledger.now()));
+        let mut groups = vec![words(canvas, doing, tone)];
         if let Some(slice) = job.slices.last().filter(|_| job.end.is_none()) {
             let last = format!(
                 "last slice {}–{} in {}",

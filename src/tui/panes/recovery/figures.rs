@@ -104,8 +104,8 @@ impl View<'_> {
             false => ("the arrival wins", Tone::Warn),
         };
         let arrival = match race.arrival_s > 0.0 {
-            true => format!(" tokens in the {} to it  ", about(race.arrival_s)),
-            false => " tokens, and it is due  ".to_owned(),
+            true => format!(" in the {} to it  ", about(race.arrival_s)),
+            false => ", and it is due  ".to_owned(),
         };
         let groups = vec![
             vec![
