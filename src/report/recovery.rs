@@ -49,7 +49,7 @@ fn worth(account: &NetReturn) -> String {
     let or_dash = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), signed);
     let by = account.by().map_or_else(String::new, |by| format!(", priced by the {}", by.words()));
     format!(
-        "recovery's net return: {} = saved {} − spent {} − delayed {}; {} tokens restored {}, {} strictly{by}",
+        "recovery's net return: {} = saved {} − spent {} − delayed {}; {} tokens restored by {}, {} strictly{by}",
         or_dash(account.seconds()),
         account
             .saved_s
@@ -57,13 +57,9 @@ fn worth(account: &NetReturn) -> String {
         seconds(account.spent_s),
         seconds(account.delayed_s),
         thousands(account.tokens()),
-        times(account.credits.len()),
+        counted(account.requests() as u64, "request"),
         account.strict(),
     )
-}
-
-fn times(number: usize) -> String {
-    if number == 1 { "once".to_owned() } else { format!("{} times", thousands(number as u64)) }
 }
 
 /// Of every lane that recovery paid for.

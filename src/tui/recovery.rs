@@ -70,7 +70,7 @@ pub(super) fn doing(job: &JobFacts, now: Stamp) -> String {
     }
     let Some(waits) = &job.waits else {
         return match job.slices.is_empty() {
-            true => "begins".to_owned(),
+            true => "no slice yet: it begins as soon as nobody is served".to_owned(),
             false => "runs".to_owned(),
         };
     };

@@ -4,7 +4,7 @@
 //! would have taken. What a request saved is the cost of its suffix behind that checkpoint less the cost of its suffix as it was, both on the run's
 //! curves. It is credited to the jobs whose publications the checkpoint rests on, in proportion to their tokens.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -73,6 +73,11 @@ impl NetReturn {
     /// Tokens that requests owe to it.
     pub fn tokens(&self) -> u64 {
         self.credits.iter().fold(0, |sum, credit| sum.saturating_add(credit.tokens))
+    }
+
+    /// Requests that owe to it.
+    pub fn requests(&self) -> usize {
+        self.credits.iter().map(|credit| credit.request).collect::<BTreeSet<_>>().len()
     }
 
     /// What the worst of its credits rests on; `None` without any.

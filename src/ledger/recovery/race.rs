@@ -23,7 +23,7 @@ pub struct Race {
     pub gaps: Gaps,
     /// Seconds until the next arrival, by their median; 0 where it is overdue.
     pub arrival_s: f64,
-    /// Tokens the job computes in a second of service.
+    /// Tokens that jobs have computed in a second of service so far.
     pub rate: f64,
     /// Seconds of service that the budget leaves it until then.
     pub service_s: f64,
@@ -51,14 +51,15 @@ impl Ledger {
         Some(Gaps { p50_s: f64::midpoint(gaps[middle], gaps[upper]), count: gaps.len() })
     }
 
-    /// Who is sooner. `None` where no job is under way, it has computed nothing yet, or no gap was seen.
+    /// Who is sooner. `None` where no job is under way, none has computed anything yet, or no gap was seen.
     pub fn race(&self) -> Option<Race> {
         let job = self.recovery.open()?;
         let facts = self.run.as_ref()?.recovery.as_ref()?;
         let gaps = self.gaps()?;
         let (target, committed) = job.target.zip(job.committed)?;
-        let spent = job.spent().seconds();
-        let rate = job.computed() as f64 / spent;
+        let computed = self.recovery.jobs().fold(0, |sum: u64, job| sum.saturating_add(job.computed()));
+        let spent: f64 = self.recovery.jobs().map(|job| job.spent().seconds()).sum();
+        let rate = computed as f64 / spent;
         if !rate.is_finite() || rate <= 0.0 {
             return None;
         }

@@ -29,7 +29,7 @@ impl View<'_> {
             (None, _) => groups.push(words(canvas, "nothing charged yet", Tone::Dim)),
         }
         if let Some(facts) = facts.filter(|_| bounded) {
-            let each = format!("  {} % of windows of {} s", facts.budget_pct, facts.window_s);
+            let each = format!("{} % of windows of {} s", facts.budget_pct, facts.window_s);
             groups.push(words(canvas, each, Tone::Dim));
         }
         let mut lines = flow(canvas, "budget", groups, width);
@@ -41,9 +41,15 @@ impl View<'_> {
             let groups = vec![
                 vec![
                     canvas.span(duration(Some(job.service())), Tone::Strong),
-                    canvas.span(format!(" in {}, ", counted(job.slices.len(), "slice")), Tone::Text),
+                    canvas.span(
+                        format!(
+                            " in {}, {} publishing",
+                            counted(job.slices.len(), "slice"),
+                            duration(Some(publishing))
+                        ),
+                        Tone::Text,
+                    ),
                 ],
-                words(canvas, format!("{} publishing ", duration(Some(publishing))), Tone::Text),
                 words(canvas, format!("= {share} of the wall time it was there"), Tone::Text),
             ];
             lines.extend(flow(canvas, "service", groups, width));
@@ -136,7 +142,7 @@ impl View<'_> {
         if own.credits.is_empty() {
             ground.push(words(canvas, "no later request has started from what it published", Tone::Dim));
         } else {
-            let requests = counted(own.credits.len(), "request");
+            let requests = counted(own.requests(), "request");
             let credit = format!(
                 "{} tokens restored by {requests}, {} strictly  ",
                 thousands(own.tokens()),
@@ -158,7 +164,7 @@ impl View<'_> {
                 thousands(pace.grown)
             );
             let groups =
-                [words(canvas, pace.class().words(), Tone::Strong), words(canvas, figures, Tone::Text)];
+                [vec![canvas.span(pace.class().words(), Tone::Strong), canvas.span(figures, Tone::Text)]];
             lines.extend(flow(canvas, "pace", groups, width));
         }
         lines
@@ -204,18 +210,14 @@ fn gauge(canvas: &Canvas<'_>, reading: &BudgetReading) -> Vec<Group> {
         ),
     ]];
     if reading.carried.0 > 0 {
-        groups.push(words(
-            canvas,
-            format!(", {} carried into it", duration(Some(reading.carried))),
-            Tone::Dim,
-        ));
+        groups.push(words(canvas, format!("{} carried into it", duration(Some(reading.carried))), Tone::Dim));
     }
     if let Some(allowance) = reading.allowance_tokens {
-        let tokens = format!(", {} of {} tokens", thousands(reading.spent_tokens), thousands(allowance));
+        let tokens = format!("{} of {} tokens", thousands(reading.spent_tokens), thousands(allowance));
         groups.push(words(canvas, tokens, Tone::Text));
     }
     if reading.owners > 1 {
-        groups.push(words(canvas, format!(", shared by {} engines", reading.owners), Tone::Dim));
+        groups.push(words(canvas, format!("shared by {} engines", reading.owners), Tone::Dim));
     }
     groups
 }
@@ -226,12 +228,15 @@ fn terms(canvas: &Canvas<'_>, account: &NetReturn) -> Vec<Group> {
         Some(net) => (signed_seconds(net), if net >= 0.0 { Tone::Good } else { Tone::Warn }),
     };
     let saved = account.saved_s.map_or_else(|| UNKNOWN.to_owned(), seconds);
-    vec![
-        words(canvas, sum, tone),
-        vec![canvas.span(" = saved ", Tone::Dim), canvas.span(saved, Tone::Text)],
-        vec![canvas.span(" − spent ", Tone::Dim), canvas.span(seconds(account.spent_s), Tone::Text)],
-        vec![canvas.span(" − delayed ", Tone::Dim), canvas.span(seconds(account.delayed_s), Tone::Text)],
-    ]
+    vec![vec![
+        canvas.span(sum, tone),
+        canvas.span(" = saved ", Tone::Dim),
+        canvas.span(saved, Tone::Text),
+        canvas.span(" − spent ", Tone::Dim),
+        canvas.span(seconds(account.spent_s), Tone::Text),
+        canvas.span(" − delayed ", Tone::Dim),
+        canvas.span(seconds(account.delayed_s), Tone::Text),
+    ]]
 }
 
 fn side_groups(canvas: &Canvas<'_>, sides: &Sides) -> Vec<Group> {

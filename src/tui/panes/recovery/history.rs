@@ -49,12 +49,12 @@ impl View<'_> {
             let mut groups = vec![words(
                 canvas,
                 format!(
-                    "{}, live state given up {}  ",
+                    "{}, live state {}  ",
                     counted(job.published().count(), "publication"),
                     match job.retirements.len() {
-                        0 => "never".to_owned(),
-                        1 => "once".to_owned(),
-                        times => format!("{times} times"),
+                        0 => "never given up".to_owned(),
+                        1 => "given up once".to_owned(),
+                        times => format!("given up {times} times"),
                     }
                 ),
                 Tone::Text,

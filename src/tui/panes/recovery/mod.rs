@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use ratatui::layout::Rect;
 use ratatui::text::Line;
 
-use super::flow::{Group, NAMES, flow};
+use super::flow::{Group, NAMES};
 use crate::event::{DebtTaken, JobId, RequestId};
 use crate::ledger::{JobFacts, Ledger, NetReturn};
 use crate::tui::app::{Model, Pane, Scroll};
@@ -236,4 +236,21 @@ fn put_from(canvas: &mut Canvas<'_>, area: Rect, lines: &[Line<'static>], top: u
 /// Words of one tone that stay together.
 fn words(canvas: &Canvas<'_>, text: impl Into<String>, tone: Tone) -> Group {
     vec![canvas.span(text.into(), tone)]
+}
+
+/// Groups on as many lines as they need, two blanks behind each.
+fn flow(
+    canvas: &Canvas<'_>,
+    name: &str,
+    groups: impl IntoIterator<Item = Group>,
+    width: usize,
+) -> Vec<Line<'static>> {
+    let apart = |mut group: Group| {
+        let ends = group.last().is_some_and(|span| span.content.ends_with("  "));
+        if !ends {
+            group.push(canvas.span("  ", Tone::Dim));
+        }
+        group
+    };
+    super::flow::flow(canvas, name, groups.into_iter().map(apart), width)
 }

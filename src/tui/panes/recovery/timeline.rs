@@ -67,7 +67,7 @@ impl View<'_> {
             row("published", self.published(&span)),
             row("given up", self.given_up(&span)),
             row("requests", self.requests(&span)),
-            self.axis(canvas, &span),
+            self.axis(canvas, job, &span),
         ]
     }
 
@@ -77,12 +77,17 @@ impl View<'_> {
         let end = job.end.as_ref().filter(|_| !latest).map(|end| end.at);
         let to = end.unwrap_or(self.ledger.now()).0;
         let began = job.began.0.min(to);
-        let from = match self.model.ui.closeness {
+        let from = match self.closeness(job) {
             0 => began,
             closeness @ 1.. => to - (to - began) / (1 << closeness.min(super::CLOSEST)),
             _ => 0,
         };
         Span { from, to: to.max(from.saturating_add(1)), columns }
+    }
+
+    /// How close the time is looked at. A job that has not run yet has no time of its own.
+    fn closeness(&self, job: &JobFacts) -> i8 {
+        if job.slices.is_empty() { -1 } else { self.model.ui.closeness }
     }
 
     fn slices(&self, span: &Span) -> Vec<(&'static str, Tone)> {
@@ -145,8 +150,8 @@ impl View<'_> {
     }
 
     /// From when to when, what the marks mean, and how to look closer.
-    fn axis(&self, canvas: &Canvas<'_>, span: &Span) -> Line<'static> {
-        let part = match self.model.ui.closeness {
+    fn axis(&self, canvas: &Canvas<'_>, job: &JobFacts, span: &Span) -> Line<'static> {
+        let part = match self.closeness(job) {
             0 => "since it began".to_owned(),
             closeness @ 1.. => format!("its last 1/{}", 1_u32 << closeness.min(super::CLOSEST)),
             _ => "the whole run".to_owned(),
