@@ -446,8 +446,8 @@ impl Recovery {
     /// Whether `request` was the first of all to be restored after a publication of `job`, and was so from exactly its boundary.
     fn is_strict(&self, job: JobId, request: RequestId, checkpoint: u64) -> bool {
         let Some(order) = self.restored.get(&request) else { return false };
-        let before = self.job(job).into_iter().flat_map(JobFacts::published);
-        let Some(last) = before.filter(|told| told.order < *order).last() else { return false };
+        let mut before = self.job(job).into_iter().flat_map(JobFacts::published);
+        let Some(last) = before.rfind(|told| told.order < *order) else { return false };
         let between = |other: &u64| (last.order..*order).contains(other);
         last.boundary == checkpoint && !self.restored.values().any(between)
     }
