@@ -6,13 +6,14 @@ mod net_return;
 mod pace;
 mod protection;
 mod race;
+mod reach;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use serde::Serialize;
 
-use super::{Ledger, RequestFacts};
+use super::Ledger;
 use crate::event::{
     Body, BudgetReading, DebtConsidered, DebtTaken, Event, JobEnded, JobId, Nanos, Publication,
     RecoverySlice, RequestId, Stamp, Steps,
@@ -24,6 +25,8 @@ pub use pace::{Pace, PaceClass};
 use protection::Latencies;
 pub use protection::{Protection, Sides};
 pub use race::{Gaps, Race};
+pub(super) use reach::Reach;
+use reach::covered;
 
 /// A recovery job. A field is `None` where its beginning was not seen.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -546,52 +549,6 @@ impl Recovery {
             _ => {}
         }
     }
-}
-
-/// How many tokens of the prompts before it a request of a line of history begins with.
-#[derive(Debug, Default)]
-pub(super) struct Reach {
-    /// Oldest first; none begins with more of an older prompt than of a younger one.
-    passed: Vec<(RequestId, u64)>,
-    places: BTreeMap<RequestId, usize>,
-}
-
-impl Reach {
-    /// The line goes on with `request`.
-    pub(super) fn arrive(&mut self, request: &RequestFacts) {
-        let common = request.restore.as_ref().and_then(|restore| restore.common_prefix_tokens).unwrap_or(0);
-        let longer = self.passed.iter_mut().rev().take_while(|(_, reach)| *reach > common);
-        longer.for_each(|(_, reach)| *reach = common);
-    }
-
-    /// `request` is part of the line from here on.
-    pub(super) fn pass(&mut self, request: &RequestFacts) {
-        self.places.insert(request.id, self.passed.len());
-        self.passed.push((request.id, u64::MAX));
-    }
-
-    /// Tokens of `other`'s prompt that `request`, which arrived last, begins with, as far as is known.
-    pub(super) fn of(&self, request: &RequestFacts, other: RequestId) -> u64 {
-        let line = self.places.get(&other).and_then(|place| self.passed.get(*place)).map(|(_, reach)| *reach);
-        let closest = request.restore.as_ref().and_then(|restore| restore.closest);
-        let beside = closest.filter(|closest| closest.request == other).map(|closest| closest.common_tokens);
-        line.max(beside).unwrap_or(0)
-    }
-}
-
-/// How many of the numbers in `within` are in one of `ranges`.
-fn covered(within: &Range<u64>, mut ranges: Vec<Range<u64>>) -> u64 {
-    ranges.sort_unstable_by_key(|range| range.start);
-    let mut at = within.start;
-    let mut count = 0;
-    for range in ranges {
-        let (from, to) = (range.start.max(at), range.end.min(within.end));
-        if to > from {
-            count += to - from;
-            at = to;
-        }
-    }
-    count
 }
 
 impl Ledger {

@@ -346,9 +346,3 @@ fn facts_of_a_job_whose_beginning_was_lost_are_unknown_rather_than_zero() {
     told.published(4, 1_024);
     assert_eq!(told.job(4).publications[0].tokens(), 1_024..1_024, "from where is not known");
 }
-
-#[test]
-fn overlapping_publications_count_once() {
-    assert_eq!(covered(&(10..100), vec![20..40, 0..15, 30..50, 45..48, 90..200]), 5 + 30 + 10);
-    assert_eq!(covered(&(10..5), vec![0..100]), 0);
-}
