@@ -85,6 +85,7 @@ pub(super) struct Options {
 
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let specs = lanes(&options.lanes, options.without_dense)?;
+    options.replay.refuse_others("compare")?;
     let (mut session, configs) = options.replay.open_lanes(&specs)?;
     if let Some(turns) = options.turns {
         session.requests.truncate(turns as usize);

@@ -110,12 +110,15 @@ impl ArithmeticOptions {
     }
 }
 
+/// What is replayed where nothing else is asked for.
+const DEFAULT_SESSION: &str = "steady";
+
 /// Options of every command that replays a session.
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct ReplayOptions {
-    /// A bundled session's name, or a session file
-    #[arg(long, value_name = "NAME|FILE", default_value = "steady", value_hint = ValueHint::FilePath)]
-    session: String,
+    /// A bundled session's name, or a session file; given again, `replay` and `tui` open a lane on each, with the first one's settings
+    #[arg(long, value_name = "NAME|FILE", default_value = DEFAULT_SESSION, value_hint = ValueHint::FilePath)]
+    session: Vec<String>,
     /// Which clock the engine keeps: real time, or compute time with idle gaps passing at once [default: virtual]
     #[arg(long, value_parser = ["wall", "virtual"], value_name = "CLOCK")]
     clock: Option<String>,
@@ -144,18 +147,45 @@ pub(super) struct ReplayOptions {
 impl ReplayOptions {
     /// The session, and the configuration that its settings, these options and `model`'s add up to.
     pub(super) fn open(&self) -> Result<(Session, Config), Failure> {
-        let session = session::open(&self.session)?;
+        let session = session::open(self.session())?;
         let config = self.config(&session, &[])?;
-        session.check_transports(&self.session, &config)?;
+        session.check_transports(self.session(), &config)?;
         Ok((session, config))
+    }
+
+    fn session(&self) -> &str {
+        self.session.first().map_or(DEFAULT_SESSION, |session| session)
+    }
+
+    /// The sessions behind the first. They run with the first one's settings, so that theirs are not in effect is said in the log.
+    pub(super) fn open_others(&self, config: &Config) -> Result<Vec<Session>, Failure> {
+        let open = |name: &String| -> Result<Session, Failure> {
+            let session = session::open(name)?;
+            session.check_transports(name, config)?;
+            for set in session.settings.iter().filter(|set| !config.has(&set.key, &set.value)) {
+                tracing::warn!(session = name, setting = %set, "a further session's setting is not in effect");
+            }
+            Ok(session)
+        };
+        self.session.iter().skip(1).map(open).collect()
+    }
+
+    /// Refuses several sessions, for a command that runs one.
+    pub(super) fn refuse_others(&self, command: &str) -> Result<(), Failure> {
+        match self.session.len() {
+            0 | 1 => Ok(()),
+            many => Err(Failure::input(format_args!(
+                "--session: {command} runs one session and was given {many}; give one, or use `replay`"
+            ))),
+        }
     }
 
     /// The session, and a configuration a lane: what [`ReplayOptions::open`] gives, with the lane's own settings over it.
     pub(super) fn open_lanes(&self, lanes: &[LaneSpec]) -> Result<(Session, Vec<(String, Config)>), Failure> {
-        let session = session::open(&self.session)?;
+        let session = session::open(self.session())?;
         let config = |lane: &LaneSpec| -> Result<(String, Config), Failure> {
             let config = self.config(&session, &lane.overrides)?;
-            session.check_transports(&self.session, &config)?;
+            session.check_transports(self.session(), &config)?;
             Ok((lane.name.clone(), lane.finish(config)))
         };
         let configs = lanes.iter().map(config).collect::<Result<_, _>>()?;
@@ -183,6 +213,6 @@ impl ReplayOptions {
             budget,
         ];
         let sugar = sugar.into_iter().flatten().chain(further.iter().cloned());
-        self.model.config_over(&session.overrides(&self.session), sugar)
+        self.model.config_over(&session.overrides(self.session()), sugar)
     }
 }

@@ -1,5 +1,6 @@
 //! `replay`: a session, headless, through the same engine as the interface.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -23,6 +24,10 @@ pub(super) const EXAMPLES: &[Example] = &[
     (
         "escarp replay --device sim --session steady --turns 3 --record run.jsonl",
         "keep the events of three requests",
+    ),
+    (
+        "escarp replay --device sim --session steady --session compaction",
+        "two sessions at once on one engine and one cache, a lane each",
     ),
     ("escarp replay --device sim --set cache.block_tokens=128 --idle zero", "with other settings"),
 ];
@@ -49,9 +54,17 @@ pub(super) struct Options {
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let (mut session, config) = options.replay.open()?;
     options.replay.model.start_log()?;
-    if let Some(turns) = options.turns {
-        session.requests.truncate(turns as usize);
+    let mut others = options.replay.open_others(&config)?;
+    if !others.is_empty() && !options.faults.is_empty() {
+        return Err(Failure::input(
+            "--fault: which session's turn is meant is not clear; give one --session",
+        ));
     }
+    if let Some(turns) = options.turns {
+        let all = std::iter::once(&mut session).chain(&mut others);
+        all.for_each(|session| session.requests.truncate(turns as usize));
+    }
+    let sessions = 1 + others.len();
     let (sender, events) = mpsc::channel();
     // The receiver outlives the engine thread unless standard output is closed; then nobody misses the events.
     let sink = Fanout::new().with(move |event: &Event| drop(sender.send(event.clone())));
@@ -60,7 +73,13 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     if !conditions.is_empty() {
         run.engine.send(Command::Break { conditions });
     }
+    for session in others {
+        run.engine.send(Command::Open { session: Arc::new(session) });
+    }
     let mut replay = Replay {
+        sessions,
+        started: false,
+        ended: BTreeSet::new(),
         ledger: Ledger::new(),
         output: Output::stdout(),
         json: options.json,
@@ -75,6 +94,12 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
 
 /// A replay as it is seen from outside the engine.
 struct Replay {
+    /// Sessions, each in a lane of its own.
+    sessions: usize,
+    /// Whether several have been started.
+    started: bool,
+    /// Lanes that have come to their end, where there are several.
+    ended: BTreeSet<LaneId>,
     ledger: Ledger,
     output: Output,
     json: bool,
@@ -124,6 +149,9 @@ impl Replay {
                 progress.wipe();
                 self.print_row(event.request)?;
             }
+            Body::GateChanged { gate, .. } if self.sessions > 1 => {
+                self.take_gate_of_several(event.lane.unwrap_or_default(), *gate, engine);
+            }
             Body::GateChanged { gate: Gate::BeforeTurn, next_turn, .. } if self.may_go_on() => {
                 self.go_on(event.lane.unwrap_or_default(), *next_turn, engine);
             }
@@ -134,6 +162,23 @@ impl Replay {
             _ => {}
         }
         Ok(true)
+    }
+
+    /// Has all sessions begin when every one has its lane, and the engine end when every one has ended.
+    fn take_gate_of_several(&mut self, lane: LaneId, gate: Gate, engine: &Engine) {
+        match gate {
+            Gate::Ended => self.ended.insert(lane),
+            _ => self.ended.remove(&lane),
+        };
+        if !self.started {
+            // The last lane to open tells its gate last. What comes before any of them runs is the same each time.
+            self.started = self.ledger.lanes().count() == self.sessions;
+            if self.started {
+                engine.send(Command::RunAll);
+            }
+        } else if self.ended.len() == self.sessions || (gate != Gate::Running && !self.may_go_on()) {
+            engine.send(Command::Shutdown);
+        }
     }
 
     /// Whether nothing has happened that the replay is to end at. With a fault asked for, a request that fails of it is what was asked for.

@@ -64,6 +64,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
 impl Options {
     fn run_live(&self, log: LogRing) -> Result<(), Failure> {
         let (session, config) = self.replay.open()?;
+        let others = self.replay.open_others(&config)?;
         let ui = config.ui.clone();
         let (_, configs) = self.replay.open_lanes(&[LaneSpec::dense(), LaneSpec::sparse()])?;
         let beside = Beside { configs, session: Arc::new(session.clone()), lanes: Rc::default() };
@@ -84,6 +85,9 @@ impl Options {
         let conditions = self.replay.breakpoints.clone();
         if !conditions.is_empty() {
             run.engine.send(Command::Break { conditions });
+        }
+        for session in others {
+            run.engine.send(Command::Open { session: Arc::new(session) });
         }
         let send = Box::new(|command| run.engine.send(command));
         let compare = Some(beside.opener());

@@ -63,6 +63,7 @@ impl Command {
             Command::StepTurn { .. }
                 | Command::StepPhase { .. }
                 | Command::Run { .. }
+                | Command::RunAll
                 | Command::Inject { .. }
         )
     }

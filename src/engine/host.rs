@@ -2,44 +2,25 @@
 //!
 //! It decides *whether* to go on (the gate) and *what* comes next (the lanes); the scheduler decides how.
 
+mod drive;
+
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::asked::Sent;
-use super::background::Rest;
 use super::clock::Clock;
 use super::emitter::Emitter;
 use super::lane::{Injection, Lane};
-use super::scheduler::{Late, Scheduler, StepOutcome};
+use super::scheduler::Scheduler;
 use super::sequence::{Ended, Submission};
-use super::watch::Hit;
 use super::{Command, Subject};
-use crate::config::{Config, IdleConfig, IdleWord, SparseOverride, SpeculationOverride};
-use crate::event::{Body, Gate, LaneId, Nanos, Preview, Segment, Stamp, Survival, TranscriptItem};
+use crate::config::{Config, SparseOverride, SpeculationOverride};
+use crate::event::{Body, LaneId, Preview, Segment, Survival, TranscriptItem};
 use crate::model::text::{Rendered, TextCodec};
 use crate::prefill::survival::{said, survival};
-use crate::recovery::arrivals::Announced;
-use crate::session::{Message, Player, Role, Turn};
-
-/// How far the engine may go by itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Drive {
-    /// Not at all.
-    Held,
-    /// To the end of the next phase.
-    Phase,
-    /// To the end of the request under way, or of the next turn.
-    Turn,
-    /// To the end of the lane.
-    Run,
-}
-
-/// A turn whose idle gap has not passed yet.
-struct Waiting {
-    turn: Turn,
-    max_output_tokens: Option<u64>,
-    until: Stamp,
-}
+use crate::session::{Message, Player, Role, Session, Turn};
+use drive::{AskedFor, Drive, Driven, Standing, Waiting};
 
 /// The loop's state.
 pub(super) struct Host<'a> {
@@ -49,15 +30,16 @@ pub(super) struct Host<'a> {
     clock: Clock,
     out: &'a mut Emitter,
     lanes: Vec<Lane>,
-    /// The lane that commands drive.
+    /// The lane that was driven last.
     active: LaneId,
-    waiting: Option<Waiting>,
-    /// The presence of a request that was asked for and is not made yet, and when it was asked for.
-    asked_for: Option<(Announced, Instant)>,
-    drive: Drive,
-    /// Whether it was a [`Command::Pause`] that held it.
+    /// How far each lane goes.
+    driven: Vec<Driven>,
+    /// The presence of a request that a command asks for, and when it was sent, until it is known for which lane.
+    asked_for: Option<AskedFor>,
+    /// Whether it was a [`Command::Pause`] that held all lanes.
     paused: bool,
-    gate: Option<(Gate, LaneId, Option<u32>, u32)>,
+    /// The gate that was told last, and of which lane.
+    gate: Option<(LaneId, Standing)>,
 }
 
 impl<'a> Host<'a> {
@@ -77,9 +59,8 @@ impl<'a> Host<'a> {
             out,
             lanes: vec![Lane::new(player)],
             active: LaneId(0),
-            waiting: None,
+            driven: vec![Driven::default()],
             asked_for: None,
-            drive: Drive::Held,
             paused: false,
             gate: None,
         }
@@ -87,9 +68,7 @@ impl<'a> Host<'a> {
 
     /// Runs until [`Command::Shutdown`] or until nobody can send commands any more.
     pub(super) fn run(mut self, commands: &Receiver<Sent>) {
-        let title = self.lanes[0].player.session().title.clone();
-        self.emit(LaneId(0), Body::LaneOpened { parent: None, at_turn: None, title });
-        self.cut_session();
+        self.introduce(LaneId(0));
         self.show_gate();
         while self.take_commands(commands) {
             self.advance();
@@ -141,38 +120,22 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// How long the loop may wait for a command: not at all while there is work, until the idle gap is over, or for ever. Background work is some
-    /// too, as long as time passes for it.
-    fn patience(&self) -> Option<Duration> {
-        let rest = || match self.scheduler.rest(&self.clock) {
-            Rest::No => Some(Duration::ZERO),
-            Rest::For(time) => Some(time),
-            Rest::Open => None,
-        };
-        match (&self.waiting, self.drive) {
-            (_, Drive::Held) if self.clock.is_virtual() => None,
-            (_, Drive::Held) => rest(),
-            (Some(Waiting { until, .. }), _) if self.scheduler.is_idle() && !self.clock.is_virtual() => {
-                let gap = Duration::from_nanos(until.since(self.clock.now()).0);
-                Some(rest().map_or(gap, |rest| rest.min(gap)))
-            }
-            _ => Some(Duration::ZERO),
-        }
-    }
-
     fn obey(&mut self, command: Command) {
         match command {
             Command::StepTurn { lane } => self.go(lane, Drive::Turn),
             Command::StepPhase { lane } => self.go(lane, Drive::Phase),
             Command::Run { lane } => self.go(lane, Drive::Run),
+            Command::RunAll => self.run_all(),
+            Command::Open { session } => self.open(session),
             Command::Pause => {
-                self.paused = self.drive != Drive::Held || self.paused;
-                self.drive = Drive::Held;
+                self.paused = self.is_driven() || self.paused;
+                self.hold_all();
             }
             Command::Cancel { request } => {
                 if let Some(ended) = self.scheduler.cancel(request, &mut self.clock, self.out) {
+                    let lane = ended.lane;
                     self.note_end(ended);
-                    self.drive = Drive::Held;
+                    self.hold(lane);
                 }
             }
             Command::Inject { lane, messages, max_output_tokens } => {
@@ -181,8 +144,8 @@ impl<'a> Host<'a> {
                 }
                 let Some(target) = self.lane(lane) else { return };
                 target.injections.push(Injection { messages, max_output_tokens });
-                let drive = if self.drive == Drive::Run { Drive::Run } else { Drive::Turn };
-                self.go(lane, drive);
+                let runs = self.drive_of(lane) == Drive::Run;
+                self.go(lane, if runs { Drive::Run } else { Drive::Turn });
             }
             Command::Fork { lane, turn, role, content } => self.fork(lane, turn, role, content),
             Command::Preview { ticket, lane, subject } => self.preview(ticket, lane, subject),
@@ -225,15 +188,6 @@ impl<'a> Host<'a> {
         }
     }
 
-    fn go(&mut self, lane: LaneId, drive: Drive) {
-        // A request under way is finished first, whichever lane it is in; the lane asked for comes after it.
-        if self.lane(lane).is_some() {
-            self.active = lane;
-            self.drive = drive;
-            self.paused = false;
-        }
-    }
-
     fn fork(&mut self, lane: LaneId, turn: u32, role: Role, content: String) {
         let id = LaneId(self.lanes.len() as u32);
         let Some(fork) = self.lane(lane).and_then(|parent| parent.fork(turn, role, content)) else {
@@ -243,51 +197,27 @@ impl<'a> Host<'a> {
         };
         let title = format!("{} edited at turn {turn}", lane.label());
         self.lanes.push(fork);
+        self.driven.push(Driven::default());
         self.emit(id, Body::LaneOpened { parent: Some(lane), at_turn: Some(turn), title });
-        if self.drive == Drive::Held {
+        if !self.is_driven() {
             self.active = id;
         }
     }
 
-    /// Does one unit of work, as far as the drive allows.
-    fn advance(&mut self) {
-        if self.drive == Drive::Held {
-            // Whoever asked for a request has been answered otherwise.
-            self.asked_for = None;
-            if !self.clock.is_virtual() {
-                self.scheduler.background_step(None, &mut self.clock, self.out);
-            }
-            return;
-        }
-        if self.scheduler.is_idle() && !self.start_turn() {
-            self.pass_gap();
-            return;
-        }
-        let StepOutcome { phases, ended } = self.scheduler.step(&mut self.clock, self.out);
-        let turn_over = !ended.is_empty();
-        for ended in ended {
-            self.note_end(ended);
-        }
-        if self.tell_hits() {
-            self.drive = Drive::Held;
-            self.paused = true;
-            return;
-        }
-        match self.drive {
-            Drive::Phase if turn_over || !phases.is_empty() => self.drive = Drive::Held,
-            Drive::Turn if turn_over => self.finish_turn(),
-            _ => {}
-        }
+    /// Opens a lane on another session. Those that run go on.
+    fn open(&mut self, session: Arc<Session>) {
+        let id = LaneId(self.lanes.len() as u32);
+        self.lanes.push(Lane::new(Player::new(session, self.config.replay.mode)));
+        self.driven.push(Driven::default());
+        self.introduce(id);
+        self.tell_gate(id);
     }
 
-    /// Tells the breakpoints that have come true. `false` where none has.
-    fn tell_hits(&mut self) -> bool {
-        let hits = self.out.take_hits();
-        for Hit { lane, request, condition, observed } in &hits {
-            let body = Body::BreakpointHit { condition: condition.clone(), observed: observed.clone() };
-            self.out.emit(self.clock.now(), *lane, Some(*request), body);
-        }
-        !hits.is_empty()
+    /// Tells that a lane on a session exists, and how much of that session fits.
+    fn introduce(&mut self, id: LaneId) {
+        let Some(title) = self.lane(id).map(|lane| lane.player.session().title.clone()) else { return };
+        self.emit(id, Body::LaneOpened { parent: None, at_turn: None, title });
+        self.cut_session(id);
     }
 
     /// Says what a turn would cost if it were sent now.
@@ -334,102 +264,28 @@ impl<'a> Host<'a> {
         })
     }
 
-    /// A turn that was injected while another ran is run too before the engine stops.
-    fn finish_turn(&mut self) {
-        let active = self.active;
-        let more = self.lane(active).is_some_and(|lane| !lane.injections.is_empty());
-        if !more {
-            self.drive = Drive::Held;
-        }
-    }
-
-    /// Brings the active lane's next turn to the scheduler. `false` while its idle gap lasts, or when there is none.
-    fn start_turn(&mut self) -> bool {
-        if self.waiting.is_none() && !self.await_next() {
-            return false;
-        }
-        let now = self.clock.now();
-        match self.waiting.take() {
-            Some(waiting) if waiting.until <= now => self.submit(waiting),
-            waiting => {
-                self.waiting = waiting;
-                false
-            }
-        }
-    }
-
-    fn await_next(&mut self) -> bool {
-        let active = self.active;
-        let Some((mut turn, max_output_tokens)) = self.lane(active).and_then(Lane::take) else {
-            self.drive = Drive::Held;
-            return false;
-        };
-        turn.idle = self.idle_before(&turn);
-        if turn.idle.0 > 0 {
-            // Nobody is there before the gap is over.
-            self.asked_for = None;
-        }
-        let until = self.clock.now().after(turn.idle);
-        self.waiting = Some(Waiting { turn, max_output_tokens, until });
-        true
-    }
-
-    /// Has background work done while an idle gap lasts. A virtual clock goes on to where something happens next.
-    fn pass_gap(&mut self) {
-        let Some(until) = self.waiting.as_ref().map(|waiting| waiting.until) else { return };
-        match self.scheduler.background_step(Some(until), &mut self.clock, self.out) {
-            Rest::No => {}
-            Rest::For(time) => {
-                let next = self.clock.now().after(Nanos::from(time));
-                self.clock.skip_to(next.min(until));
-            }
-            Rest::Open => self.clock.skip_to(until),
-        }
-    }
-
-    fn idle_before(&self, turn: &Turn) -> Nanos {
-        let seconds = match self.config.replay.idle {
-            IdleConfig::Word(IdleWord::Recorded) => turn.idle.seconds(),
-            IdleConfig::Word(IdleWord::Zero) => 0.0,
-            IdleConfig::Seconds(seconds) => seconds,
-        };
-        let seconds = seconds * self.config.replay.idle_scale;
-        // A cap is a gap as it passes, so the factor comes first.
-        Nanos::from_seconds(self.config.replay.idle_cap_s.map_or(seconds, |cap| seconds.min(cap)))
-    }
-
-    /// Renders a turn and submits it. `false` when it cannot run.
-    fn submit(&mut self, waiting: Waiting) -> bool {
+    /// Renders a turn of a lane and submits it, if it can run.
+    fn submit(&mut self, id: LaneId, waiting: Waiting) {
         let Waiting { turn, max_output_tokens, until } = waiting;
-        let late = self.late(until);
+        let late = self.late(id, until);
         let (rendered, problem) = match self.text.render(&turn.conversation) {
             Ok(rendered) => (rendered, None),
             Err(error) => (Rendered { tokens: Vec::new(), segments: Vec::new() }, Some(error.to_string())),
         };
         let problem = problem.or_else(|| self.does_not_fit(rendered.tokens.len()));
-        let lane = &self.lanes[self.active.0 as usize];
-        let submission = self.submission(self.active, lane, turn, rendered, max_output_tokens);
+        let Some(lane) = self.lanes.get(id.0 as usize) else { return };
+        let submission = self.submission(id, lane, turn, rendered, max_output_tokens);
         match problem {
             None => {
-                self.scheduler.submit_late(submission, late, &self.clock, self.out);
-                true
+                let request = self.scheduler.submit_late(submission, late, &self.clock, self.out);
+                self.under_way(id, request);
             }
             Some(problem) => {
                 let ended = self.scheduler.reject(submission, problem, &self.clock, self.out);
                 self.note_end(ended);
-                self.drive = Drive::Held;
-                false
+                self.hold(id);
             }
         }
-    }
-
-    /// What is known of a request that was due at `due`.
-    fn late(&mut self, due: Stamp) -> Late {
-        let (announced, asked_at) = self.asked_for.take().unzip();
-        let by_wall = asked_at.filter(|_| !self.clock.is_virtual());
-        // What was typed in was due when it was sent; the turn of a session when its gap was over.
-        let since_sent = by_wall.and_then(|at| self.scheduler.delay_since(at));
-        Late { announced, delayed: self.scheduler.delay_of(due).max(since_sent) }
     }
 
     fn does_not_fit(&self, prompt_tokens: usize) -> Option<String> {
@@ -496,6 +352,7 @@ impl<'a> Host<'a> {
     }
 
     fn note_end(&mut self, ended: Ended) {
+        self.no_longer_under_way(ended.lane);
         if let Some(survival) = self.survival(&ended) {
             let (lane, request) = (Some(ended.lane), Some(ended.request));
             self.out.emit(self.clock.now(), lane, request, Body::Survived(survival));
@@ -516,48 +373,31 @@ impl<'a> Host<'a> {
         Some(survival(&prompt, &ends, kept, &reply))
     }
 
-    /// Finds the first request that will not fit the context, assuming recorded replies, and says so at once.
-    fn cut_session(&mut self) {
+    /// Finds a lane's first request that will not fit the context, assuming recorded replies, and says so at once.
+    fn cut_session(&mut self, id: LaneId) {
         let context = self.scheduler.context_tokens();
-        let mut player = self.lanes[0].player.clone();
+        let Some(lane) = self.lane(id) else { return };
+        let mut player = lane.player.clone();
         let of_requests = u64::from(player.turns_known());
         while let Some(turn) = player.take() {
             // A template error is reported by the request that meets it.
             let Ok(rendered) = self.text.render(&turn.conversation) else { return };
             if rendered.tokens.len() >= context {
                 let kept = turn.number - 1;
-                self.lanes[0].cut_at = Some(kept);
+                if let Some(lane) = self.lane(id) {
+                    lane.cut_at = Some(kept);
+                }
                 let body = Body::SessionCut {
                     kept_requests: u64::from(kept),
                     of_requests,
                     prompt_tokens: rendered.tokens.len() as u64,
                     context_tokens: context as u64,
                 };
-                self.emit(LaneId(0), body);
+                self.emit(id, body);
                 return;
             }
             player.reply("");
         }
-    }
-
-    fn show_gate(&mut self) {
-        let active = self.active;
-        let idle = self.scheduler.is_idle() && self.waiting.is_none();
-        let held = self.drive == Drive::Held;
-        let Some(lane) = self.lane(active) else { return };
-        let (next_turn, turns) = (lane.next_turn(), lane.turns_known());
-        let gate = match (held, idle) {
-            (false, _) => Gate::Running,
-            (true, true) if next_turn.is_none() => Gate::Ended,
-            (true, true) => Gate::BeforeTurn,
-            (true, false) if self.paused => Gate::Paused,
-            (true, false) => Gate::AfterPhase,
-        };
-        if self.gate == Some((gate, active, next_turn, turns)) {
-            return;
-        }
-        self.gate = Some((gate, active, next_turn, turns));
-        self.emit(active, Body::GateChanged { gate, next_turn, turns });
     }
 }
 

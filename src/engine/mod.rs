@@ -61,12 +61,19 @@ pub enum Command {
         /// The lane.
         lane: LaneId,
     },
-    /// Run `lane` to its end.
+    /// Run `lane` to its end. Other lanes go on as they do: the requests of several run side by side, each lane's in order.
     Run {
         /// The lane.
         lane: LaneId,
     },
-    /// Stop as soon as the current slice is done. `Run`, `StepTurn` and `StepPhase` go on from there.
+    /// Run every lane to its end, their requests side by side.
+    RunAll,
+    /// Open a lane on another session, with a history of its own. It stands before its first turn; the configuration stays.
+    Open {
+        /// The session.
+        session: Arc<Session>,
+    },
+    /// Hold all lanes, as soon as the current slice is done. `Run`, `StepTurn` and `StepPhase` go on from there.
     Pause,
     /// Cancel a request.
     Cancel {

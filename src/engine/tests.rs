@@ -4,6 +4,7 @@
 mod delegate;
 mod growth;
 mod hybrid;
+mod lanes;
 mod memory;
 mod preemption;
 mod recovery;
