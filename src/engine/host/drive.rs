@@ -278,16 +278,17 @@ impl Host<'_> {
 
     /// Tells the gates that have changed: those of the lanes that are driven, or were when they were told last, and then that of the active one.
     pub(super) fn show_gate(&mut self) {
-        for lane in (0..self.lanes.len() as u32).map(LaneId).filter(|lane| *lane != self.active) {
+        let active = self.active;
+        for lane in (0..self.lanes.len() as u32).map(LaneId).filter(|lane| *lane != active) {
             let driven = &self.driven[lane.0 as usize];
             let runs = !driven.is_held() || driven.told.is_some_and(|(gate, ..)| gate == Gate::Running);
             if runs && driven.told != self.standing(lane) {
                 self.tell_gate(lane);
             }
         }
-        let told = self.gate.filter(|(lane, _)| *lane == self.active).map(|(_, standing)| standing);
-        if told != self.standing(self.active) {
-            self.tell_gate(self.active);
+        let told = self.gate.filter(|(lane, _)| *lane == active).map(|(_, standing)| standing);
+        if told != self.standing(active) {
+            self.tell_gate(active);
         }
     }
 

@@ -116,10 +116,10 @@ fn a_request_that_finds_no_page_takes_none_from_the_others() {
 #[test]
 fn the_device_is_not_asked_for_pages_of_a_chunk_that_the_bound_does_not_allow() {
     let ground = Ground::sliceable(
-        SchedulerConfig { max_sequences: 2, chunk_tokens: 100, ..SchedulerConfig::default() },
-        4,
+        SchedulerConfig { max_sequences: 1, chunk_tokens: 100, ..SchedulerConfig::default() },
+        3,
     );
-    let events = on(&ground, holding(3, 0), |scheduler, clock, out| {
+    let events = on(&ground, holding(2, 0), |scheduler, clock, out| {
         for (seed, tokens) in [(0, 20), (1, 900)] {
             scheduler.submit(submission(prompt(seed, tokens), 30), clock, out);
         }
@@ -128,7 +128,7 @@ fn the_device_is_not_asked_for_pages_of_a_chunk_that_the_bound_does_not_allow() 
         assert!(scheduler.cache_mut().budget().device.is_none());
     });
     assert!(
-        matches!(failed(&events)[..], [(2, said)] if said.contains("all 4 blocks that `cache.ram_bytes`"))
+        matches!(failed(&events)[..], [(2, said)] if said.contains("all 3 blocks that `cache.ram_bytes`"))
     );
 }
 

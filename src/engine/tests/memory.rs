@@ -319,7 +319,7 @@ fn a_chunk_without_memory_is_tried_again_with_half_its_tokens() {
 }
 
 #[test]
-fn a_forward_that_fails_midway_costs_at_most_what_it_overwrote() {
+fn a_forward_that_fails_midway_costs_at_most_computing_again_what_it_overwrote() {
     let together = |scheduler: &mut Scheduler<'_>, clock: &mut Clock, out: &mut Emitter| {
         for (seed, tokens) in [(0, 20), (1, 300), (2, 150)] {
             scheduler.submit(submission(prompt(seed, tokens), 9), clock, out);
@@ -331,16 +331,10 @@ fn a_forward_that_fails_midway_costs_at_most_what_it_overwrote() {
         let roomy = on(&ground, NOTHING, together);
         let refuses = |spans: &[Span<'_>]| spans.len() > 1 && rows(spans) > 20;
         let midway = on(&ground, Want { refuses, cost: Cost::Written, ..NOTHING }, together);
-        let failed = failed(&midway);
-        assert_eq!(failed.is_empty(), !hybrid, "only a hybrid's slots are overwritten: {failed:?}");
-        assert!(failed.iter().all(|(_, message)| message.contains("cannot hold")), "{failed:?}");
-        let (said, expected) = (replies(&midway), replies(&roomy));
-        for (request, expected) in expected {
-            if failed.iter().all(|(id, _)| *id != request.0) {
-                assert_eq!(said[&request], expected);
-            }
-        }
-        assert!(failed.len() < 4 && said.contains_key(&RequestId(4)));
+        assert_eq!(failed(&midway), []);
+        assert_eq!(replies(&midway), replies(&roomy));
+        let made_way = midway.iter().any(|event| matches!(event.body, Body::Preempted { .. }));
+        assert_eq!(made_way, hybrid, "only a hybrid's slots are overwritten");
     }
 }
 
