@@ -37,8 +37,8 @@
 //! * [`decode`]: how a token is chosen; for speculative decoding the drafters, which drafted tokens stand, what chooses the depth, and the accounts
 //!   of what it costs and gives.
 //! * [`recovery`]: the rules of background recovery: arrivals, budget, claim, standing, job, adoption. Pure but for what engines of a process share.
-//! * [`engine`]: the thread that owns all of the above, its clock, its scheduler of many sequences, its background work, its lanes. It folds its own events as well, to stop at a
-//!   breakpoint in the step in which it comes true.
+//! * [`engine`]: the thread that owns all of the above, its clock, its scheduler of many sequences, its background work, its lanes, which run side by
+//!   side. It folds its own events as well, to stop at a breakpoint in the step in which it comes true. [`engine::measure`] is what a bench asks for.
 //! * [`compare`]: several engines on the same session, stepped together, and what sets them apart.
 //! * [`config`]: typed TOML; one source of defaults.
 //! * [`tui`], [`report`], [`cli`]: views. They see commands, events, and what [`ledger`] and [`compare`] make of these; the interface's explorer
@@ -56,6 +56,8 @@
 //! * **Equal bits by every route** on `cpu`: a token's state and logits depend on the tokens and positions before it, not on chunk
 //!   size, batch, restore point, thread count or instruction set. So restored state *is* recomputed state, and a difference
 //!   on the screen is caused by the mechanism under study. See [`device::cpu`].
+//! * **Want of room costs time, not requests.** Where there is none for all that run, the one admitted last makes way: what may be kept of it is stored,
+//!   and it goes on from there to the same tokens. Only a request that does not fit alone ends with an error.
 //! * **A page or a snapshot is immutable once it is indexed.** Restoring is sharing: a span reads the state it starts from in one
 //!   slot and writes another. A reference that outlived what it was made for is caught by its generation before anything is
 //!   read through it.
