@@ -18,12 +18,12 @@ use super::progress::Progress;
 use super::report::{self, command_line};
 use super::{Example, Failure, examples, logging};
 use crate::compare::{Comparison, Disagreement, LaneSpec, Lockstep, News, Verdict, lanes};
-use crate::config::Config;
+use crate::config::{ClockKind, Config, IdleConfig, IdleWord, ReplayConfig};
 use crate::engine::Command;
 use crate::event::{Body, Gate, LaneId};
 use crate::ledger::Ledger;
 use crate::report::{
-    compare_table, cut_line, drafting_table, lane_lines, notes, printable, run_line, settings_line,
+    compare_table, cut_line, drafting_table, gap_line, lane_lines, notes, printable, run_line, settings_line,
     thousands, verdict_lines,
 };
 use crate::session::Session;
@@ -42,6 +42,10 @@ pub(super) const EXAMPLES: &[Example] = &[
         "what drafting wins over dense decoding: adaptive, and at depth 2",
     ),
     (
+        "escarp compare --session growing --lane sparse --lane terminal --lane progressive --set replay.idle_scale=0.04",
+        "what recovery pays in the gaps between requests, and who waits for it",
+    ),
+    (
         "escarp compare --lane every:cache.snapshot_policy=every --record run.jsonl",
         "recordings run.dense.jsonl and run.every.jsonl",
     ),
@@ -54,7 +58,7 @@ const COLUMNS: usize = 80;
 #[derive(Debug, clap::Args)]
 #[command(after_help = examples(EXAMPLES))]
 pub(super) struct Options {
-    /// A lane: `dense`, `sparse`; a drafter, adaptive (`ngram`, `mtp`, `draft`) or at a fixed depth (`mtp-2`), or `none`; or
+    /// A lane: `dense`, `sparse`; sparse with background recovery, `progressive` or `terminal`; a drafter, adaptive (`ngram`, `mtp`, `draft`) or at a fixed depth (`mtp-2`), or `none`; or
     /// `NAME:key=value,key=value`. May be repeated, for two to four lanes [default: dense and sparse]
     #[arg(long = "lane", value_name = "NAME[:KEY=VALUE,…]")]
     lanes: Vec<LaneSpec>,
@@ -95,6 +99,12 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
             "`--repeat` starts every run from nothing, and `cache.dir` keeps state between runs; leave one of them out",
         ));
     }
+    if let Some((name, _)) = configs.iter().find(|(_, config)| recovers_by_the_wall(config)) {
+        return Err(Failure::input(format_args!(
+            "lane {name}: under the wall clock a lane that is held goes on recovering while another computes, and both take longer for it; \
+             leave `--clock wall` out, or compare without recovery"
+        )));
+    }
     if let Some(report) = &options.report {
         report::check_place(report)?;
     }
@@ -109,6 +119,24 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         }
     }
     race.conclude()
+}
+
+/// Whether background work of this lane would run while it is another's turn.
+fn recovers_by_the_wall(config: &Config) -> bool {
+    config.recovery.runs_jobs() && config.replay.clock == ClockKind::Wall
+}
+
+/// What the gaps are by configuration: `15 s`, `as recorded`, with a factor and a cap where there is one.
+fn gap_rule(replay: &ReplayConfig) -> String {
+    let gap = match replay.idle {
+        IdleConfig::Word(IdleWord::Recorded) => "as recorded".to_owned(),
+        IdleConfig::Word(IdleWord::Zero) => "zero".to_owned(),
+        IdleConfig::Seconds(seconds) => format!("{seconds} s"),
+    };
+    let factor =
+        if replay.idle_scale == 1.0 { String::new() } else { format!(", times {}", replay.idle_scale) };
+    let cap = replay.idle_cap_s.map(|cap| format!(", at most {cap} s")).unwrap_or_default();
+    format!("{gap}{factor}{cap}")
 }
 
 /// Opens the interface on the lanes, each standing before its first turn.
@@ -411,7 +439,10 @@ impl Race<'_> {
         let comparison = &self.comparison;
         let run = comparison.ledger_of(0, comparison.base()).and_then(Ledger::run);
         let head = run.map(run_line).into_iter().chain(run.and_then(settings_line));
-        let head: Vec<String> = head.map(|line| printable(&line)).chain(lane_lines(comparison)).collect();
+        let rule = self.configs.first().map(|(_, config)| gap_rule(&config.replay)).unwrap_or_default();
+        let gaps = gap_line(comparison).map(|line| format!("{line} (replay.idle: {rule})"));
+        let head: Vec<String> =
+            head.map(|line| printable(&line)).chain(lane_lines(comparison)).chain(gaps).collect();
         let hits = self.ledgers().filter_map(|(name, ledger)| {
             let hit = ledger.breakpoint_hit()?;
             Some(printable(&format!("paused in {name}: {} ({})", hit.condition, hit.observed)))

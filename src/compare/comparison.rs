@@ -144,6 +144,7 @@ impl Comparison {
         let mut turns: Vec<Turn> = places.iter().map(|place| facts.turn(base, *place)).collect();
         for lane in 0..self.names.len() {
             let failure = self.speculation_failure(lane);
+            let recovered = self.recovered(lane, &places);
             let times: Vec<Sums> =
                 self.repeats.iter().map(|repeat| repeat.sums(lane, base, &places)).collect();
             for (index, turn) in turns.iter_mut().enumerate() {
@@ -160,6 +161,7 @@ impl Comparison {
                 cell.lead_s = over(|t| t.lead);
                 let share = |scorer: f64, ttft: f64| if ttft > 0.0 { Some(scorer / ttft) } else { None };
                 cell.speculation = self.speculated(lane, &places[index..=index], failure.as_deref());
+                cell.recovery.clone_from(&recovered[index]);
                 cell.scorer_share =
                     cell.scorer_s.zip(cell.ttft_s).and_then(|(s, t)| share(s.median, t.median));
             }
@@ -201,7 +203,7 @@ impl Repeat {
     }
 
     /// The requests of a line of history and of those it was forked from, in order.
-    fn line(&self, base: usize, line: LaneId) -> Vec<Place> {
+    pub(super) fn line(&self, base: usize, line: LaneId) -> Vec<Place> {
         let ledgers =
             [base].into_iter().chain(0..self.ledgers.len()).filter_map(|lane| self.ledgers.get(lane));
         let chains = ledgers.map(|ledger| ledger.history(line)).map(|history| {
@@ -278,6 +280,7 @@ impl Repeat {
             same_prompt,
             reply,
             speculation: None,
+            recovery: None,
             kept: request
                 .scored
                 .as_ref()

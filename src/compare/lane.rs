@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use crate::config::{Config, ConfigError, ControllerKind, DrafterKind, Override, SpeculationConfig};
+use crate::recovery::job::Mode;
 use crate::report::counted;
 
 /// The lane that computes every suffix densely and drafts nothing: what the others are compared with.
@@ -11,6 +12,10 @@ pub const DENSE: &str = "dense";
 pub const NONE: &str = "none";
 /// The lane that computes long suffixes sparsely.
 pub const SPARSE: &str = "sparse";
+/// The sparse lane with background recovery that publishes only when all of a prompt is recovered.
+pub const TERMINAL: &str = "terminal";
+/// The sparse lane with background recovery that publishes block by block.
+pub const PROGRESSIVE: &str = "progressive";
 /// How many lanes there can be.
 pub const LANES: std::ops::RangeInclusive<usize> = 2..=4;
 
@@ -61,6 +66,14 @@ impl LaneSpec {
     /// The sparse lane, with the knobs of the configuration.
     pub fn sparse() -> LaneSpec {
         LaneSpec::named(SPARSE)
+    }
+
+    /// The sparse lane with background recovery.
+    pub fn recovering(mode: Mode) -> LaneSpec {
+        match mode {
+            Mode::Terminal => LaneSpec::named(TERMINAL),
+            Mode::Progressive => LaneSpec::named(PROGRESSIVE),
+        }
     }
 
     /// The lane of a drafter: at a fixed depth, or adaptive where there is none.
@@ -126,10 +139,18 @@ fn preset(name: &str) -> Vec<Override> {
     let word = |key: &str, word: &str| Override::new(&option, key, word);
     let no_drafter = || word("speculation.drafter", DrafterKind::None.word());
     match name {
-        DENSE => vec![set("specprefill.enabled", false), no_drafter()],
+        DENSE => vec![set("specprefill.enabled", false), no_drafter(), set("recovery.enabled", false)],
         NONE => vec![no_drafter()],
         // Of a transport whose default is off, too: the lane is there to see what it would cost.
-        SPARSE => vec![set("specprefill.enabled", true), set("policy.agent.enabled", true)],
+        SPARSE | TERMINAL | PROGRESSIVE => {
+            let mut settings = vec![
+                set("specprefill.enabled", true),
+                set("policy.agent.enabled", true),
+                set("recovery.enabled", name != SPARSE),
+            ];
+            settings.extend((name != SPARSE).then(|| word("recovery.mode", name)));
+            settings
+        }
         _ => match Drafting::of(name) {
             Some(Drafting { drafter, depth }) => {
                 let controller = match depth {
@@ -203,7 +224,7 @@ impl FromStr for LaneSpec {
                 text,
                 "nothing distinguishes it",
                 format!(
-                    "write `{name}:key=value`, or one of `{DENSE}`, `{SPARSE}`, `{NONE}`, `ngram`, `mtp`, `draft`; `mtp-2` drafts 2 tokens a cycle"
+                    "write `{name}:key=value`, or one of `{DENSE}`, `{SPARSE}`, `{TERMINAL}`, `{PROGRESSIVE}`, `{NONE}`, `ngram`, `mtp`, `draft`; `mtp-2` drafts 2 tokens a cycle"
                 ),
             ));
         }
@@ -327,6 +348,23 @@ mod tests {
             assert!(enabled(LaneSpec::sparse(), transport), "{transport:?}");
             assert!(!enabled(LaneSpec::dense(), transport), "{transport:?}");
         }
+    }
+
+    #[test]
+    fn a_recovering_lane_is_the_sparse_one_with_recovery_and_the_plain_ones_have_none() {
+        let on = Override::parse("recovery.enabled=true").unwrap();
+        let says = |name: &str| {
+            let overrides = [vec![on.clone()], parse(name).unwrap().overrides].concat();
+            let config = crate::config::load(None, &overrides).unwrap();
+            (config.specprefill.enabled, config.recovery.enabled, config.recovery.mode)
+        };
+        assert_eq!(says("dense"), (Some(false), false, Mode::Progressive));
+        assert_eq!(says("sparse"), (Some(true), false, Mode::Progressive));
+        assert_eq!(says("terminal"), (Some(true), true, Mode::Terminal));
+        assert_eq!(says("progressive"), (Some(true), true, Mode::Progressive));
+        let slow = config(&parse("progressive:recovery.slice_tokens=64").unwrap()).recovery;
+        assert_eq!((slow.enabled, slow.slice_tokens), (true, 64));
+        assert_eq!(LaneSpec::recovering(Mode::Terminal), parse("terminal").unwrap());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::kept::SegmentKept;
+use super::recovery::Recovered;
 use super::reply::ReplyDifference;
 use super::speculation::Speculated;
 use super::spread::Spread;
@@ -70,6 +71,8 @@ pub struct Cell {
     pub reply: Option<ReplyDifference>,
     /// What drafting was worth; `None` where nothing was asked to draft, and in the compared lane itself.
     pub speculation: Option<Speculated>,
+    /// What background recovery did behind it; `None` in a lane without.
+    pub recovery: Option<Recovered>,
     /// What was kept of the scoring window; empty where nothing was scored.
     pub kept: Vec<SegmentKept>,
     /// What is left of the identifiers that the recorded reply uses; `None` where nothing was dropped or no reply is recorded.

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::comparison::{Comparison, Repeat, Times};
+use super::recovery::RecoverySums;
 use super::speculation::Speculated;
 use super::spread::Spread;
 use super::turn::Place;
@@ -92,6 +93,8 @@ pub struct Verdict {
     pub scorer_sum_s: Option<Spread>,
     /// What drafting was worth over these requests; `None` where nothing was asked to draft.
     pub speculation: Option<Speculated>,
+    /// What background recovery came to over these requests; `None` in a lane without.
+    pub recovery: Option<RecoverySums>,
     /// What the lane owes when it has ended.
     pub owed: Option<Owed>,
     /// What the other owes.
@@ -181,6 +184,7 @@ impl Comparison {
             best_lead: led.map(|led| led.best),
             scorer_sum_s: at(&own, last, |t| t.scorer_sum),
             speculation: self.speculated(lane, &places[..known], self.speculation_failure(lane).as_deref()),
+            recovery: self.recovery_sums(lane, &places[..known]),
             owed: last.and_then(|index| Owed::by(first, lane, places[index], curve)),
             against_owed: last.and_then(|index| Owed::by(first, base, places[index], curve)),
             ..Verdict::unknown(self, lane)
@@ -216,13 +220,14 @@ impl Comparison {
         })
     }
 
-    /// What is not the same in every repeat, though it should be: everything but times. A repeat that is under way is compared as far as it has
+    /// What is not the same in every repeat, though it should be: everything but times, and but for lanes with background recovery: how far that comes in
+    /// a gap is a matter of time, and what it publishes decides how the next request is computed. A repeat that is under way is compared as far as it has
     /// come.
     pub fn disagreements(&self) -> Vec<Disagreement> {
         let [first, further @ ..] = self.all() else { return Vec::new() };
         let mut found = Vec::new();
         for (repeat, other) in further.iter().enumerate() {
-            for lane in 0..self.names().len() {
+            for lane in (0..self.names().len()).filter(|lane| !self.recovers(*lane)) {
                 let what = first.places(lane).into_iter().find_map(|place| {
                     let (a, b) = (first.request(lane, place)?, other.request(lane, place)?);
                     Some((place, difference(a, b)?))
@@ -292,6 +297,7 @@ impl Verdict {
             best_lead: None,
             scorer_sum_s: None,
             speculation: None,
+            recovery: None,
             owed: None,
             against_owed: None,
         }

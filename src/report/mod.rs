@@ -12,7 +12,9 @@ mod speculation_chart;
 mod svg;
 mod table;
 
-pub use compare::{Chart, Report, compare_table, drafting_table, lane_lines, notes, report, verdict_lines};
+pub use compare::{
+    Chart, Report, compare_table, drafting_table, gap_line, lane_lines, notes, report, verdict_lines,
+};
 pub use number::{UNMEASURED, bytes, counted, or_dash, rate, seconds, signed_thousands, thousands};
 pub use run::{cut_line, request_table, run_line, settings_line, summary};
 pub use speculation::speculation_text;

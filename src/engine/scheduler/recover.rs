@@ -66,6 +66,7 @@ impl<'a> Scheduler<'a> {
     /// Switches recovery on or off by hand. Off ends the job.
     pub fn set_recovery(&mut self, enabled: bool, clock: &Clock, out: &mut Emitter) {
         self.background.switch(enabled);
+        self.sparse.switch_dense_turns(enabled);
         if !enabled {
             self.end_job(Over::by(End::Cancelled), clock, out);
         }

@@ -215,6 +215,11 @@ impl SparseSide {
         pays(submission) && (before + 1).is_multiple_of(every)
     }
 
+    /// Switches dense turns on or off, where the policy is one of them.
+    pub(super) fn switch_dense_turns(&mut self, on: bool) {
+        self.config.recovery.enabled = on;
+    }
+
     /// Takes note of an admission, for the dense turns of its lane.
     fn count(&mut self, submission: &Submission, verdict: SparseVerdict) {
         if matches!(verdict, SparseVerdict::Sparse | SparseVerdict::DenseTurn) && pays(submission) {

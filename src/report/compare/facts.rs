@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use super::super::{bytes, counted, or_dash, printable, seconds, thousands};
 use crate::compare::{Comparison, SegmentKept, Spread, Survived, Turn};
-use crate::config::{ControllerKind, DrafterKind};
-use crate::event::{Identity, RunFacts, Segment, SpecPrefillFacts};
+use crate::config::{ControllerKind, DrafterKind, RecoveryPolicy};
+use crate::event::{Identity, RecoveryFacts, RunFacts, Segment, SpecPrefillFacts};
 use crate::ledger::Ledger;
+use crate::recovery::job::Mode;
 
 /// One line a lane: its name, how sparse prefill and speculative decoding are set up in it, and what else is not the same in all lanes.
 pub fn lane_lines(comparison: &Comparison) -> Vec<String> {
@@ -17,6 +18,7 @@ pub fn lane_lines(comparison: &Comparison) -> Vec<String> {
     let line = |(lane, words): (usize, &Vec<String>)| {
         let own = words.iter().enumerate().filter(|(place, _)| differs(*place)).map(|(_, word)| word.clone());
         let set_up = run(lane).map(sparse_words).into_iter().chain(run(lane).and_then(drafting_words));
+        let set_up = set_up.chain(run(lane).and_then(recovery_words));
         let all: Vec<String> = set_up.chain(own).collect();
         printable(&format!("{}: {}", comparison.name(lane), all.join(" · ")))
     };
@@ -49,6 +51,47 @@ fn drafting_words(run: &RunFacts) -> Option<String> {
     Some(format!("drafts by {}{model}, {depth}{audit}", facts.drafter.word()))
 }
 
+/// How a lane recovers; `None` where it does not.
+fn recovery_words(run: &RunFacts) -> Option<String> {
+    let RecoveryFacts {
+        policy, mode, slice_tokens, interruptible, budget_pct, budget_tokens, window_s, ..
+    } = run.recovery.as_ref().filter(|facts| facts.enabled)?;
+    if matches!(policy, RecoveryPolicy::Dense { .. } | RecoveryPolicy::Never) {
+        return Some(format!("recovery by policy {policy}"));
+    }
+    let mode = match mode {
+        Mode::Progressive => "block by block",
+        Mode::Terminal => "all at once",
+    };
+    let gives_way = if *interruptible { "" } else { " that do not give way" };
+    let tokens = budget_tokens.map(|tokens| format!(" and {} tokens", thousands(tokens))).unwrap_or_default();
+    Some(format!(
+        "recovery publishes {mode}, slices of {}{gives_way}, {budget_pct} %{tokens} of every {window_s} s",
+        thousands(*slice_tokens)
+    ))
+}
+
+/// How long nobody asked anything: what recovery has to live on. `None` where no lane recovers.
+pub fn gap_line(comparison: &Comparison) -> Option<String> {
+    (0..comparison.names().len()).find(|lane| comparison.recovers(*lane))?;
+    let ledger = comparison.ledger_of(0, comparison.base())?;
+    let gaps = ledger.requests().skip(1).filter_map(|request| Some(request.idle?.seconds()));
+    let gaps = Spread::of(gaps.map(Some))?;
+    Some(match gaps {
+        Spread { max: 0.0, .. } => "no idle time between requests".to_owned(),
+        Spread { median, min, max, repeats } if min == max => {
+            format!("idle before each of {}: {}", counted(repeats, "request"), seconds(median))
+        }
+        Spread { median, min, max, repeats } => format!(
+            "idle before each of {}: {} to {}, median {}",
+            counted(repeats, "request"),
+            if min == 0.0 { "0 s".to_owned() } else { seconds(min) },
+            seconds(max),
+            seconds(median)
+        ),
+    })
+}
+
 /// What can set a lane apart, each in its place.
 fn traits(run: &RunFacts) -> Vec<String> {
     vec![
@@ -79,6 +122,7 @@ pub fn notes(comparison: &Comparison) -> Vec<String> {
         lines.extend(reply_line(comparison, lane, &turns));
         lines.extend(scorer_line(comparison, lane, &turns));
         lines.extend(identity_line(comparison, lane));
+        lines.extend(recovery_line(comparison, lane));
     }
     lines.extend(order_line(comparison, &turns));
     lines.push(basis_line(comparison));
@@ -211,6 +255,22 @@ fn identity_line(comparison: &Comparison, lane: usize) -> Option<String> {
     };
     let replies = replies_counted(replies as usize);
     Some(format!("{name} beside {against}: {same} of {replies} the same, {cycles}: {verdict}"))
+}
+
+/// What is to be known of a lane's recovery beside its verdict.
+fn recovery_line(comparison: &Comparison, lane: usize) -> Option<String> {
+    let name = comparison.name(lane);
+    let verdicts = comparison.verdicts();
+    let recovery = verdicts.iter().find(|verdict| verdict.lane == name)?.recovery.as_ref()?;
+    let dropped = match recovery.dropped {
+        0 => "no job was dropped".to_owned(),
+        dropped => format!("{} dropped before the end", counted(dropped, "job")),
+    };
+    let repeated = match comparison.repeats() {
+        0 | 1 => "",
+        _ => "; how far it comes in a gap is a matter of time, so facts are the first repeat's",
+    };
+    Some(format!("{name}: recovery's compute is in no sum above; {dropped}{repeated}"))
 }
 
 /// Who computed first, how often.

@@ -6,7 +6,7 @@ use super::super::speculation::{Titled, tables};
 use super::super::{printable, run_line, settings_line};
 use super::charts::{Chart, charts};
 use super::drafting::drafting_table;
-use super::facts::{lane_lines, notes, verdict_lines};
+use super::facts::{gap_line, lane_lines, notes, verdict_lines};
 use super::table::full_table;
 use crate::compare::Comparison;
 use crate::ledger::Ledger;
@@ -34,7 +34,7 @@ pub fn report(comparison: &Comparison, stem: &str, command: &str) -> Report {
         text.push('\n');
     };
     let head = run.map(run_line).into_iter().chain(run.and_then(settings_line));
-    paragraph(&head.chain(lane_lines(comparison)).collect::<Vec<_>>());
+    paragraph(&head.chain(lane_lines(comparison)).chain(gap_line(comparison)).collect::<Vec<_>>());
     let verdicts = verdict_lines(comparison);
     if !verdicts.is_empty() {
         text.push_str("## Verdict\n\n");

@@ -10,6 +10,6 @@ mod table;
 
 pub use charts::Chart;
 pub use drafting::drafting_table;
-pub use facts::{lane_lines, notes, verdict_lines};
+pub use facts::{gap_line, lane_lines, notes, verdict_lines};
 pub use markdown::{Report, report};
 pub use table::compare_table;

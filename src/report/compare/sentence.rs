@@ -1,7 +1,9 @@
 //! A verdict in one sentence.
 
-use crate::compare::{HELD_WITHIN, Outcome, Owed, Speculated, SpeedUp, Spread, Verdict, Worth};
-use crate::report::{counted, seconds};
+use crate::compare::{
+    HELD_WITHIN, Outcome, Owed, Recovered, RecoverySums, SPARSE, Speculated, SpeedUp, Spread, Verdict, Worth,
+};
+use crate::report::{counted, or_dash, seconds, thousands};
 
 impl Verdict {
     /// The verdict in one sentence. Times are summed times to first token where nothing else is said. Of a lane that drafts it says what drafting was worth,
@@ -67,6 +69,9 @@ impl Verdict {
         if let Some(owed) = &self.against_owed {
             text += &format!("; {} owes {}", self.against, owed.words());
         }
+        if let Some(recovery) = &self.recovery {
+            text += &recovery.words();
+        }
         if let Some((whole, outcome)) = self.whole_lead_s.as_ref().zip(self.whole_outcome) {
             text += &format!("; with replies it ends {}", self.standing(whole.median, outcome));
         }
@@ -121,6 +126,45 @@ impl Verdict {
             Outcome::Slower => format!("{} behind", seconds(-lead)),
             Outcome::Tie => "level".to_owned(),
         }
+    }
+}
+
+impl RecoverySums {
+    /// `; it ends 2.1 s ahead of sparse; idle time pays: …`: what recovery did and who paid for it, request time told apart from idle time.
+    fn words(&self) -> String {
+        let Recovered { target_tokens, committed_tokens, publications_sum, .. } = self.at_the_end;
+        let mut text = String::new();
+        if let Some(lead) = &self.lead_over_sparse_s {
+            text += &match lead {
+                lead if lead.holds_zero() => format!("; against {SPARSE} it ends level"),
+                lead if lead.median > 0.0 => format!("; it ends {} ahead of {SPARSE}", seconds(lead.median)),
+                lead => format!("; it ends {} behind {SPARSE}", seconds(-lead.median)),
+            };
+        }
+        let service = self.at_the_end.service_sum_s.filter(|service| service.max > 0.0);
+        let Some(service) = service else { return text + "; recovery had nothing to do, or no time for it" };
+        let of_idle = match self.at_the_end.idle_used {
+            Some(used) => format!("{:.0} % of {}", used * 100.0, seconds(self.at_the_end.idle_sum_s)),
+            None => "though there was none".to_owned(),
+        };
+        text += &format!(
+            "; idle time pays, beside these sums: {} of compute, {of_idle}, for {}, {} of {} tokens restorable at the end",
+            seconds(service.median),
+            counted(publications_sum, "publication"),
+            or_dash(committed_tokens, thousands),
+            or_dash(target_tokens, thousands),
+        );
+        match self.at_the_end.delayed_sum_s.filter(|delayed| delayed.max > 0.0).zip(self.worst_delay_s) {
+            Some((delayed, worst)) => {
+                text += &format!(
+                    "; requests pay {} of waiting for it, at most {}",
+                    seconds(delayed.median),
+                    seconds(worst)
+                );
+            }
+            None => text += "; no request waited for it",
+        }
+        text
     }
 }
 

@@ -21,7 +21,7 @@ struct Line<'a> {
     heads: bool,
 }
 
-const COLUMNS: [Column; 17] = [
+const COLUMNS: [Column; 20] = [
     Column { title: "turn", align: Align::Right, goes: 0, text: |line| head(line, line.turn.place.label()) },
     Column { title: "request", align: Align::Left, goes: 9, text: name },
     Column {
@@ -80,6 +80,9 @@ const COLUMNS: [Column; 17] = [
         text: |line| or_dash(line.cell.ttft_sum_s, median),
     },
     Column { title: "lead", align: Align::Right, goes: 6, text: |line| lead(line) },
+    Column { title: "published", align: Align::Right, goes: 0, text: published },
+    Column { title: "idle used", align: Align::Right, goes: 4, text: idle_used },
+    Column { title: "waited", align: Align::Right, goes: 7, text: waited },
     Column { title: "reply", align: Align::Left, goes: 2, text: reply },
     Column { title: "KL", align: Align::Right, goes: 7, text: kl },
     Column { title: "kept", align: Align::Right, goes: 8, text: kept },
@@ -210,4 +213,31 @@ fn kept(line: &Line<'_>) -> String {
 
 fn names(line: &Line<'_>) -> String {
     line.cell.survival.map(|s| format!("{} of {}", s.anywhere, s.identifiers)).unwrap_or_default()
+}
+
+/// `3,328/12,544`: of what recovery was to recover behind the request, what was restorable before the next one.
+fn published(line: &Line<'_>) -> String {
+    let Some(recovery) = &line.cell.recovery else { return String::new() };
+    format!(
+        "{}/{}",
+        or_dash(recovery.committed_tokens, thousands),
+        or_dash(recovery.target_tokens, thousands)
+    )
+}
+
+/// `0.41 of 0.60 s`: compute time of recovery in the gap behind the request, and the gap. Nothing behind the last request.
+fn idle_used(line: &Line<'_>) -> String {
+    let gap = line.cell.recovery.as_ref().and_then(|recovery| recovery.service_s.zip(recovery.idle_s));
+    gap.map(|(service, idle)| format!("{} of {}", span(service.median), span(idle))).unwrap_or_default()
+}
+
+/// How long the request waited for recovery.
+fn waited(line: &Line<'_>) -> String {
+    let waited = line.cell.recovery.as_ref().and_then(|recovery| recovery.delayed_s);
+    waited.map(|spread| span(spread.median)).unwrap_or_default()
+}
+
+/// A time that may be none at all.
+fn span(time: f64) -> String {
+    if time == 0.0 { "0 s".to_owned() } else { seconds(time) }
 }

@@ -4,7 +4,7 @@ use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
 use super::{Lanes, lane_tone, time};
-use crate::compare::{Cell, ReplyDifference, SpeedUp, Spread};
+use crate::compare::{Cell, Recovered, ReplyDifference, SpeedUp, Spread};
 use crate::event::Phase;
 use crate::tui::panes::plot::EIGHTHS;
 use crate::tui::panes::table::padded;
@@ -12,9 +12,14 @@ use crate::tui::text::{self, UNKNOWN, count, fit, thousands};
 use crate::tui::theme::Tone;
 use crate::tui::view::Canvas;
 
-/// Rows of a card: its head, six lines, two more where lanes speculate, and the line below it.
+/// Rows of a card: its head, six lines, two more where lanes speculate, two more where lanes recover, and the line below it.
 pub(super) fn height(lanes: &Lanes<'_>) -> usize {
-    if speculates(lanes) { 10 } else { 8 }
+    8 + if speculates(lanes) { 2 } else { 0 } + if recovers(lanes) { 2 } else { 0 }
+}
+
+/// Whether background recovery is on in any lane.
+fn recovers(lanes: &Lanes<'_>) -> bool {
+    (0..lanes.count()).any(|place| lanes.comparison().recovers(place))
 }
 
 /// Whether there is a lane at the shown turn, or at any, that drafts.
@@ -208,7 +213,48 @@ fn card_lines(
     if speculates(lanes) {
         lines.extend(speculation_lines(canvas, lanes, place, width));
     }
+    if recovers(lanes) {
+        lines.extend(recovery_lines(canvas, cell.and_then(|cell| cell.recovery.as_ref()), width));
+    }
     lines
+}
+
+/// What recovery has done up to the gap behind the shown turn: what is published of what is owed, and what that took of whose time.
+fn recovery_lines(canvas: &Canvas<'_>, recovered: Option<&Recovered>, width: usize) -> Vec<Line<'static>> {
+    let Some(recovered) = recovered else {
+        return vec![
+            Line::from(canvas.span(fit("no recovery", width).into_owned(), Tone::Dim)),
+            Line::default(),
+        ];
+    };
+    let of = format!("{}/{}", count(recovered.committed_tokens), count(recovered.target_tokens));
+    let paid = recovered.left_tokens == Some(0);
+    let used =
+        recovered.idle_used.map_or_else(|| UNKNOWN.to_owned(), |used| format!("{:.0} %", used * 100.0));
+    let waited = recovered.delayed_sum_s.filter(|delayed| delayed.max > 0.0);
+    let waited =
+        waited.map(|delayed| Figure::new("waited", "wait", time(Some(delayed.median)), Tone::Warn, 2));
+    vec![
+        figures(
+            canvas,
+            width,
+            vec![
+                Figure::new("recovered", "rec", of, if paid { Tone::Good } else { Tone::Text }, 0),
+                Figure::new("pub", "pub", thousands(recovered.publications_sum), Tone::Text, 1),
+            ],
+        ),
+        figures(
+            canvas,
+            width,
+            vec![
+                Figure::new("idle used", "idle", used, Tone::Text, 0),
+                Figure::new("of it", "Σ", time(median(recovered.service_sum_s)), Tone::Text, 1),
+            ]
+            .into_iter()
+            .chain(waited)
+            .collect(),
+        ),
+    ]
 }
 
 /// What drafting was worth at the shown turn: decoding and end to end, then what cycles gave for their cost; or what failed, in their place.
@@ -362,8 +408,21 @@ fn sparkline(values: &[Option<u64>], highest: u64, room: usize) -> String {
 
 /// A line a lane. What does not fit is left out from the end.
 pub(super) fn draw_table(canvas: &mut Canvas<'_>, lanes: &Lanes<'_>, area: Rect) {
-    const HEADERS: [&str; 13] = [
-        "lane", "ckpt", "suffix", "pin", "ttft", "Σ", "scorer", "text", "decode", "e2e", "comp", "owes",
+    const HEADERS: [&str; 15] = [
+        "lane",
+        "ckpt",
+        "suffix",
+        "pin",
+        "ttft",
+        "Σ",
+        "recovered",
+        "idle",
+        "scorer",
+        "text",
+        "decode",
+        "e2e",
+        "comp",
+        "owes",
         "kept",
     ];
     let rows: Vec<Vec<String>> = (0..lanes.count()).map(|place| table_row(lanes, place)).collect();
@@ -374,12 +433,13 @@ pub(super) fn draw_table(canvas: &mut Canvas<'_>, lanes: &Lanes<'_>, area: Rect)
             rows.iter().map(|row| text::width(&row[at])).max().unwrap_or(0).max(text::width(header))
         })
         .collect();
-    let to_the_right = |at: usize| !matches!(at, 0 | 7 | 12);
-    let speculates = speculates(lanes);
+    let to_the_right = |at: usize| !matches!(at, 0 | 9 | 14);
+    let (speculates, recovers) = (speculates(lanes), recovers(lanes));
     let mut room = usize::from(area.width).saturating_sub(1);
-    // Without a drafter anywhere nothing is sped up.
+    // Without a drafter anywhere nothing is sped up, without recovery nothing is recovered.
     let shown: Vec<usize> = (0..HEADERS.len())
-        .filter(|at| speculates || !matches!(at, 8 | 9))
+        .filter(|at| speculates || !matches!(at, 10 | 11))
+        .filter(|at| recovers || !matches!(at, 6 | 7))
         .take_while(|at| {
             let fits = widths[*at] < room;
             room = room.saturating_sub(widths[*at] + 1);
@@ -394,7 +454,7 @@ pub(super) fn draw_table(canvas: &mut Canvas<'_>, lanes: &Lanes<'_>, area: Rect)
                 (Some(place), 0) => lane_tone(place),
                 (_, 1) => Tone::Checkpoint,
                 (_, 2) => Tone::Suffix,
-                (_, 7) if row[*at].starts_with("differs") => Tone::Warn,
+                (_, 9) if row[*at].starts_with("differs") => Tone::Warn,
                 _ => Tone::Text,
             };
             spans.push(canvas.span(padded(&row[*at], widths[*at], to_the_right(*at)), tone));
@@ -424,6 +484,7 @@ fn table_row(lanes: &Lanes<'_>, place: usize) -> Vec<String> {
     let get = |field: fn(&Cell) -> Option<u64>| count(cell.and_then(field));
     let dash = || UNKNOWN.to_owned();
     let share = cell.and_then(|cell| cell.scorer_share);
+    let recovered = cell.and_then(|cell| cell.recovery.as_ref());
     let (state, tone) = state_words(lanes, place);
     let reply = match tone {
         Tone::Warn | Tone::Good if !state.is_empty() => state,
@@ -445,6 +506,9 @@ fn table_row(lanes: &Lanes<'_>, place: usize) -> Vec<String> {
         lanes.pinned(place).map_or_else(dash, |pinned| pinned.to_string()),
         time(cell.and_then(|cell| median(cell.ttft_s))),
         time(cell.and_then(|cell| median(cell.ttft_sum_s))),
+        recovered
+            .map_or_else(dash, |of| format!("{}/{}", count(of.committed_tokens), count(of.target_tokens))),
+        recovered.and_then(|of| of.idle_used).map_or_else(dash, |used| format!("{:.0}%", used * 100.0)),
         share.map_or_else(dash, |share| format!("{:.0}%", share * 100.0)),
         reply,
         sped_up(lanes, place, |speed_up| speed_up.decode),

@@ -21,6 +21,8 @@ pub static WORDS: &[(&str, &str)] = &[
     ("same text", "the reply has every token of the compared lane's"),
     ("margin", "by how much the compared lane preferred its token there"),
     ("decode, e2e", "how many times as fast as the compared lane: decoding, end to end"),
+    ("recovered", "restorable before the next request, of what was to be recovered"),
+    ("idle used", "recovery's compute of the gaps so far; in no sum of times"),
     ("owes", "prompt tokens not restorable when the request has ended"),
 ];
 
