@@ -9,6 +9,7 @@ pub(super) mod cache;
 pub(super) mod engine;
 pub(super) mod identity;
 mod machine;
+pub(super) mod recovery;
 mod running;
 pub(super) mod sparse;
 pub(super) mod speculation;
@@ -72,6 +73,8 @@ enum Other {
     Specprefill(sparse::Options),
     /// Measure what speculative decoding wins, by drafter, depth and kind of text, and whether its prediction holds.
     Speculation(speculation::Options),
+    /// Measure what background recovery pays back, what it takes of idle time for that, and how long requests wait for it.
+    Recovery(recovery::Options),
 }
 
 fn positive() -> RangedU64ValueParser<usize> {
@@ -120,6 +123,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         Some(Other::Engine(options)) => return engine::run(options),
         Some(Other::Specprefill(options)) => return sparse::run(options),
         Some(Other::Speculation(options)) => return speculation::run(options),
+        Some(Other::Recovery(options)) => return recovery::run(options),
         None => {}
     }
     let config = options.model.config(options.arithmetic.sugar())?;

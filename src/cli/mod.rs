@@ -118,6 +118,7 @@ mod tests {
             bench::engine::EXAMPLES,
             bench::sparse::EXAMPLES,
             bench::speculation::EXAMPLES,
+            bench::recovery::EXAMPLES,
             completions::EXAMPLES,
         ];
         for (line, _) in all.into_iter().flatten() {

@@ -41,7 +41,7 @@ impl ModelOptions {
     }
 
     /// The same over `base`, a session's own settings.
-    fn config_over(
+    pub(super) fn config_over(
         &self,
         base: &[Override],
         sugar: impl IntoIterator<Item = Override>,

@@ -85,7 +85,7 @@ pub fn gap_line(comparison: &Comparison) -> Option<String> {
         Spread { median, min, max, repeats } => format!(
             "idle before each of {}: {} to {}, median {}",
             counted(repeats, "request"),
-            if min == 0.0 { "0 s".to_owned() } else { seconds(min) },
+            seconds(min),
             seconds(max),
             seconds(median)
         ),

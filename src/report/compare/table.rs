@@ -228,16 +228,11 @@ fn published(line: &Line<'_>) -> String {
 /// `0.41 of 0.60 s`: compute time of recovery in the gap behind the request, and the gap. Nothing behind the last request.
 fn idle_used(line: &Line<'_>) -> String {
     let gap = line.cell.recovery.as_ref().and_then(|recovery| recovery.service_s.zip(recovery.idle_s));
-    gap.map(|(service, idle)| format!("{} of {}", span(service.median), span(idle))).unwrap_or_default()
+    gap.map(|(service, idle)| format!("{} of {}", seconds(service.median), seconds(idle))).unwrap_or_default()
 }
 
 /// How long the request waited for recovery.
 fn waited(line: &Line<'_>) -> String {
     let waited = line.cell.recovery.as_ref().and_then(|recovery| recovery.delayed_s);
-    waited.map(|spread| span(spread.median)).unwrap_or_default()
-}
-
-/// A time that may be none at all.
-fn span(time: f64) -> String {
-    if time == 0.0 { "0 s".to_owned() } else { seconds(time) }
+    waited.map(|spread| seconds(spread.median)).unwrap_or_default()
 }
