@@ -12,6 +12,7 @@ mod platforms;
 mod pty;
 mod readme;
 mod recordings;
+mod recovery;
 mod session;
 mod sparse;
 mod speculation_accounts;
