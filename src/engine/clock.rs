@@ -50,6 +50,11 @@ impl Clock {
         }
     }
 
+    /// Whether compute is only modelled, and has to be waited for.
+    pub fn waits_for_compute(&self) -> bool {
+        matches!(self, Clock::Wall { simulated: true, .. })
+    }
+
     /// Accounts for compute that a device reports.
     pub fn spend(&mut self, compute: Nanos) {
         match self {

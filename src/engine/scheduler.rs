@@ -9,6 +9,7 @@
 
 mod admit;
 mod cycle;
+mod debt;
 mod disk;
 mod forward;
 mod plan;

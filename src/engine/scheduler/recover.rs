@@ -5,11 +5,12 @@
 //! disposable. Whoever comes finds it gone within the step, and what was published survives in the cache.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::forward::Work;
 use super::{Refused, Scheduler};
-use crate::cache::lookup::{Found, Home};
-use crate::config::{AdoptionRule, PlaceholderPolicy, RecoveryPolicy, SnapshotPolicy};
+use crate::cache::lookup::Home;
+use crate::config::SnapshotPolicy;
 use crate::decode::Sampling;
 use crate::device::DeviceError;
 use crate::engine::Command;
@@ -17,13 +18,12 @@ use crate::engine::asked::Asked;
 use crate::engine::background::{Background, Rest};
 use crate::engine::clock::Clock;
 use crate::engine::emitter::Emitter;
-use crate::engine::sequence::{Course, Sequence, Stage, Submission};
+use crate::engine::sequence::{Sequence, Stage, Submission};
 use crate::event::{
-    Body, DebtConsidered, DebtTaken, HistoryChange, JobEnded, LaneId, Nanos, Publication, RecoverySlice,
-    Route, Source, SparseVerdict, Stamp,
+    Body, HistoryChange, JobEnded, LaneId, Nanos, Publication, RecoverySlice, Route, Source, Stamp,
 };
 use crate::recovery::budget::Grant;
-use crate::recovery::job::{Candidate, Declined, End, Job, Mode, Taken};
+use crate::recovery::job::{End, Job, Mode};
 use crate::recovery::neighbours::Member;
 use crate::recovery::standing::{Standing, Surroundings, Why};
 
@@ -38,13 +38,13 @@ struct Computed {
 }
 
 /// Why a job does not go on.
-struct Over {
+pub(super) struct Over {
     end: End,
     detail: Option<String>,
 }
 
 impl Over {
-    fn by(end: End) -> Over {
+    pub(super) fn by(end: End) -> Over {
         Over { end, detail: None }
     }
 }
@@ -314,12 +314,12 @@ impl<'a> Scheduler<'a> {
         let forward = match self.run_while(&work, &mut |elapsed| watch.goes_on(elapsed)) {
             Ok(forward) => forward,
             Err(DeviceError::Interrupted { after }) => {
-                clock.spend(after);
+                clock.spend(watch.rest_of(after));
                 return Ok(Some(watch.why.unwrap_or(Why::Arrival)));
             }
             Err(error) => return Err(self.refused(Refused::Device(Arc::new(error)), clock)),
         };
-        clock.spend(forward.compute);
+        clock.spend(watch.rest_of(forward.compute));
         let executor = &mut *self.executor;
         let sequence = &mut self.running[index];
         if let Some(entries) = &mut sequence.head {
@@ -392,49 +392,6 @@ impl<'a> Scheduler<'a> {
         last.map_or(0, |block| (block + 1) * self.cache.block_tokens())
     }
 
-    /// Tokens that the next request of the job's lane is shown of these, which are published.
-    fn visible_of(&self, tokens: &[u32]) -> u64 {
-        let block_tokens = self.cache.block_tokens();
-        let durable = tokens.len() / block_tokens;
-        if self.background.adopts_at_once() {
-            return (durable * block_tokens) as u64;
-        }
-        let recovered = self.recovered_from(&self.cache.look_up(tokens), durable);
-        let keep = self.sparse.keep();
-        let lane = self.background.lane;
-        let visible =
-            self.background.visible(lane, durable, recovered.unwrap_or(durable), block_tokens, keep);
-        (visible * block_tokens) as u64
-    }
-
-    /// Leading blocks that a request may start from, where recovery has published more than is adopted; `None` withholds nothing.
-    pub(super) fn shown(&self, submission: &Submission) -> Option<usize> {
-        let recovers = submission.recovers.is_some();
-        if recovers || self.background.adopts_at_once() || !submission.use_cache {
-            return None;
-        }
-        let block_tokens = self.cache.block_tokens();
-        let found = self.cache.look_up(&submission.prompt);
-        let choice = found.choose(&self.cache, submission.prompt.len(), 0, PlaceholderPolicy::WalkBack);
-        let recovered = self.recovered_from(&found, choice.blocks)?;
-        if self.background.config.adoption == AdoptionRule::Cost {
-            // Where the suffix is short enough for the dense route nothing is scored, so nothing speaks against all of it.
-            let start = choice.blocks * block_tokens;
-            let admission = self.sparse.admission(submission, start, self.text)?;
-            if admission.1.verdict != SparseVerdict::Sparse {
-                return None;
-            }
-        }
-        let keep = self.sparse.keep();
-        Some(self.background.visible(submission.lane, choice.blocks, recovered, block_tokens, keep))
-    }
-
-    /// The first of the leading `blocks` that a job published.
-    fn recovered_from(&self, found: &Found, blocks: usize) -> Option<usize> {
-        let leading = &found.blocks[..blocks.min(found.blocks.len())];
-        leading.iter().position(|candidate| candidate.provenance.route == Route::Recovery)
-    }
-
     /// Gives live state up.
     fn retire(&mut self, why: Why, clock: &Clock, out: &mut Emitter) {
         let Some(mut live) = self.live.take() else { return };
@@ -496,11 +453,17 @@ impl<'a> Scheduler<'a> {
             self.release(&mut live);
         }
         if let Some(job) = self.background.place.end() {
-            self.tell_end(&job, over, clock, out);
+            self.tell_end_of_job(&job, over, clock, out);
         }
     }
 
-    fn tell_end(&mut self, job: &Job, Over { end, detail }: Over, clock: &Clock, out: &mut Emitter) {
+    pub(super) fn tell_end_of_job(
+        &mut self,
+        job: &Job,
+        Over { end, detail }: Over,
+        clock: &Clock,
+        out: &mut Emitter,
+    ) {
         let Background { id, lane, steps, .. } = &self.background;
         let body = JobEnded {
             job: *id,
@@ -513,84 +476,6 @@ impl<'a> Scheduler<'a> {
         };
         out.emit(clock.now(), Some(*lane), Some(job.request()), Body::RecoveryEnded(Box::new(body)));
     }
-
-    /// Decides what becomes of the debt of a sequence that has ended.
-    pub(super) fn consider_debt(&mut self, sequence: &Sequence<'_>, clock: &Clock, out: &mut Emitter) {
-        if !self.background.is_on() || !sequence.submission.use_cache {
-            return;
-        }
-        let candidate = self.candidate(sequence);
-        let block_tokens = self.cache.block_tokens() as u64;
-        let target = candidate.prompt.len() as u64 / block_tokens * block_tokens;
-        let lane = sequence.submission.lane;
-        let taken = self.take_debt(&candidate, lane, clock, out);
-        let considered = DebtConsidered {
-            taken,
-            target_tokens: target,
-            canonical_tokens: candidate.canonical.min(target),
-        };
-        let request = Some(sequence.request);
-        out.emit(clock.now(), Some(lane), request, Body::DebtConsidered(Box::new(considered)));
-    }
-
-    fn candidate(&self, sequence: &Sequence<'_>) -> Candidate {
-        let skipped = matches!(&sequence.course, Course::Sparse { positions, .. } if positions.len() < sequence.prompt_tokens());
-        Candidate {
-            request: sequence.request,
-            prompt: sequence.submission.prompt.as_slice().into(),
-            route: if skipped { Route::Sparse } else { Route::Dense },
-            canonical: self.cache.restorable_prefix(&sequence.submission.prompt) as u64,
-        }
-    }
-
-    fn take_debt(
-        &mut self,
-        candidate: &Candidate,
-        lane: LaneId,
-        clock: &Clock,
-        out: &mut Emitter,
-    ) -> DebtTaken {
-        let block_tokens = self.cache.block_tokens() as u64;
-        let (mode, policy) = (self.background.config.mode, self.background.config.policy);
-        let budget = self.background.grant(clock) != Grant::Nothing;
-        if self.cache.is_recurrent() && self.policies.snapshot == SnapshotPolicy::None {
-            return DebtTaken::Declined { why: Declined::Unrestorable };
-        }
-        if let Ok(new) = Job::of(candidate, mode, block_tokens, budget)
-            && let Some(rival) = self.background.place.rival(candidate)
-        {
-            let stays = match policy {
-                RecoveryPolicy::Idle => true,
-                RecoveryPolicy::Cheapest => rival.owes() <= new.owes(),
-                _ => false,
-            };
-            if stays {
-                return DebtTaken::LeftOut { job: self.background.id };
-            }
-        }
-        let before = self.background.id;
-        match self.background.place.take(candidate, mode, block_tokens, budget) {
-            Taken::Declined(why) => DebtTaken::Declined { why },
-            Taken::Covered => DebtTaken::Covered { job: before },
-            Taken::Extended { from } => {
-                // No live state is left to be lengthened: the request took its place.
-                self.background.lane = lane;
-                DebtTaken::Extended { job: before, from }
-            }
-            Taken::Began => {
-                self.background.lane = lane;
-                DebtTaken::Began { job: self.background.begin() }
-            }
-            Taken::Replaced(old) => {
-                if let Some(mut live) = self.live.take() {
-                    self.release(&mut live);
-                }
-                self.tell_end(&old, Over::by(End::Replaced), clock, out);
-                self.background.lane = lane;
-                DebtTaken::Replaced { job: self.background.begin(), replaced: before }
-            }
-        }
-    }
 }
 
 /// What a slice looks at between two layers.
@@ -600,6 +485,8 @@ struct Watch {
     interruptible: bool,
     /// Compute time until somebody is due; `None` where nobody is known to be.
     left: Option<Nanos>,
+    /// Compute time that was waited for, where it is only modelled: else nobody could arrive meanwhile.
+    waited: Option<Nanos>,
     why: Option<Why>,
 }
 
@@ -610,12 +497,17 @@ impl Watch {
             asked: Arc::clone(&background.asked),
             interruptible: background.config.interruptible,
             left: until.map(|until| until.since(clock.now())),
+            waited: clock.waits_for_compute().then_some(Nanos(0)),
             why: None,
         }
     }
 
     /// Whether the slice goes on after so much compute time. An engine that is to end is not kept from it, whatever is configured.
     fn goes_on(&mut self, elapsed: Nanos) -> bool {
+        if let Some(waited) = &mut self.waited {
+            std::thread::sleep(Duration::from_nanos(elapsed.0.saturating_sub(waited.0)));
+            *waited = elapsed.max(*waited);
+        }
         let due = self.left.is_some_and(|left| elapsed >= left);
         let arrived = due || self.asked.is_urgent() || self.member.present().total() > 0;
         self.why = match () {
@@ -626,6 +518,11 @@ impl Watch {
             () => None,
         };
         self.why.is_none()
+    }
+
+    /// What of so much compute time is still to be accounted for.
+    fn rest_of(&self, compute: Nanos) -> Nanos {
+        Nanos(compute.0.saturating_sub(self.waited.unwrap_or_default().0))
     }
 }
 
