@@ -47,7 +47,7 @@ pub use time::{Nanos, Stamp};
 #[serde(transparent)]
 pub struct RequestId(pub u64);
 
-/// One line of history: the session itself is lane 0; each fork opens another.
+/// One line of history: the session itself is lane 0; each further session and each fork opens another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LaneId(pub u32);
@@ -320,7 +320,7 @@ pub enum Gate {
 pub enum Body {
     /// The engine is ready.
     RunStarted(Box<RunFacts>),
-    /// A lane exists: the session itself, or a fork of `parent` before its turn `at_turn`.
+    /// A lane exists: a session itself, or a fork of `parent` before its turn `at_turn`.
     LaneOpened {
         /// The lane it was forked from.
         parent: Option<LaneId>,
