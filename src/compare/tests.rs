@@ -2,6 +2,7 @@
 
 mod drafting;
 mod figures;
+mod recovered;
 mod stepping;
 
 use std::sync::Arc;

@@ -7,21 +7,21 @@ use crate::event::{
 
 /// A request as one lane tells it.
 #[derive(Clone)]
-struct Told {
+pub(super) struct Told {
     prompt: u64,
     checkpoint: u64,
     canonical: u64,
     ttft: f64,
-    scored: Option<Scored>,
+    pub(super) scored: Option<Scored>,
     reply: Vec<(u32, f32)>,
     logits: Option<Vec<f32>>,
 }
 
-fn told(prompt: u64, checkpoint: u64, canonical: u64, ttft: f64) -> Told {
+pub(super) fn told(prompt: u64, checkpoint: u64, canonical: u64, ttft: f64) -> Told {
     Told { prompt, checkpoint, canonical, ttft, scored: None, reply: vec![(1, 0.5), (2, 0.25)], logits: None }
 }
 
-fn scored(origin: u64, kept: &[(u64, u64)], seconds: f64) -> Scored {
+pub(super) fn scored(origin: u64, kept: &[(u64, u64)], seconds: f64) -> Scored {
     Scored {
         origin,
         scored_tokens: 100,
@@ -87,7 +87,7 @@ fn admission() -> SparseAdmission {
 }
 
 /// Tells a whole run of one lane.
-fn tell(comparison: &mut Comparison, lane: usize, requests: &[Told]) {
+pub(super) fn tell(comparison: &mut Comparison, lane: usize, requests: &[Told]) {
     let mut now = 0.0;
     let mut say = |at: f64, request: Option<u64>, body: Body| {
         let (at, request) = (Stamp(Nanos::from_seconds(at).0), request.map(RequestId));
@@ -188,7 +188,7 @@ fn tell(comparison: &mut Comparison, lane: usize, requests: &[Told]) {
     }
 }
 
-fn lanes(names: &[&str]) -> Comparison {
+pub(super) fn lanes(names: &[&str]) -> Comparison {
     Comparison::new(names.iter().map(|name| (*name).to_owned()))
 }
 
