@@ -221,29 +221,35 @@ impl Probe {
             let wait = end.saturating_duration_since(Instant::now());
             let event =
                 self.events.recv_timeout(wait).map_err(|_| Failure::run("the engine says nothing"))?;
-            match &event.body {
-                Body::RunStarted(run) => self.run = Some((**run).clone()),
-                Body::Failed { message } | Body::EngineFailed { message } => {
-                    return Err(Failure::run(message));
-                }
-                Body::Arrived(arrival) => {
-                    (self.arrived, self.first_token) = (Some((event.at, arrival.delayed)), None);
-                    self.prompt_tokens = self.prompt_tokens.max(arrival.prompt_tokens);
-                }
-                Body::Token { index: 0, .. } => self.first_token = Some(event.at),
-                Body::RecoverySlice(slice) => {
-                    let whole = slice.to - slice.from == self.config.recovery.slice_tokens;
-                    if whole && slice.restored.is_none() {
-                        self.slices.push(slice.took.seconds());
-                    }
-                }
-                Body::RecoveryEnded(_) => self.job_ended = true,
-                _ => {}
-            }
+            self.take(&event)?;
             if last(&event) {
                 return Ok(());
             }
         }
+    }
+
+    /// Takes note of what an event tells.
+    fn take(&mut self, event: &Event) -> Result<(), Failure> {
+        match &event.body {
+            Body::RunStarted(run) => self.run = Some((**run).clone()),
+            Body::Failed { message } | Body::EngineFailed { message } => {
+                return Err(Failure::run(message));
+            }
+            Body::Arrived(arrival) => {
+                (self.arrived, self.first_token) = (Some((event.at, arrival.delayed)), None);
+                self.prompt_tokens = self.prompt_tokens.max(arrival.prompt_tokens);
+            }
+            Body::Token { index: 0, .. } => self.first_token = Some(event.at),
+            Body::RecoverySlice(slice) => {
+                let whole = slice.to - slice.from == self.config.recovery.slice_tokens;
+                if whole && slice.restored.is_none() {
+                    self.slices.push(slice.took.seconds());
+                }
+            }
+            Body::RecoveryEnded(_) => self.job_ended = true,
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Has a turn run to its end.
@@ -271,6 +277,10 @@ impl Probe {
 
     /// Lets the job run, sends a question at a moment of one of its slices, and stops it again.
     fn arrive(&mut self, moment: f64) -> Result<(), Failure> {
+        // What it did before it was stopped tells nothing of what it does now.
+        while let Ok(event) = self.events.try_recv() {
+            self.take(&event)?;
+        }
         self.hold = None;
         let started = |event: &Event| matches!(event.body, Body::RecoverySlice(_) | Body::RecoveryEnded(_));
         let began = Instant::now();
