@@ -13,7 +13,7 @@ use super::spread::Spread;
 use super::turn::Place;
 use crate::event::{LaneId, RequestId, Stamp};
 use crate::ledger::{JobFacts, Ledger, RequestFacts};
-use crate::recovery::job::Mode;
+use crate::recovery::job::{End, Mode};
 
 /// What background recovery did behind a request, in the gap before the next one. Tokens are those of the first repeat, times are over all.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -54,7 +54,7 @@ pub struct RecoverySums {
     pub at_the_end: Recovered,
     /// The longest that a request waited for it, seconds; `None` where none did.
     pub worst_delay_s: Option<f64>,
-    /// Jobs that ended before all they were to recover was published.
+    /// Jobs that ended before all they were to recover was published, those left out that the engine's own end ended.
     pub dropped: u64,
     /// By how much the summed time to the first token of the sparse lane without recovery exceeds this one's, seconds; `None` without such a lane.
     pub lead_over_sparse_s: Option<Spread>,
@@ -200,7 +200,8 @@ impl Comparison {
     pub(super) fn recovery_sums(&self, lane: usize, places: &[Place]) -> Option<RecoverySums> {
         let ledger = self.ledger_of(0, lane)?;
         let at_the_end = self.recovered(lane, places).pop()??;
-        let dropped = |job: &&JobFacts| job.drop_reason().is_some();
+        // That the engine ended is nobody's failure.
+        let dropped = |job: &&JobFacts| job.drop_reason().is_some_and(|end| end != End::Cancelled);
         let delays =
             self.all().iter().filter_map(|repeat| repeat.ledgers.get(lane)).flat_map(Ledger::requests);
         let delays = delays.filter_map(|request| request.delayed).map(|time| time.seconds());

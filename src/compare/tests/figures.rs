@@ -8,13 +8,13 @@ use crate::event::{
 /// A request as one lane tells it.
 #[derive(Clone)]
 pub(super) struct Told {
-    prompt: u64,
-    checkpoint: u64,
-    canonical: u64,
-    ttft: f64,
+    pub(super) prompt: u64,
+    pub(super) checkpoint: u64,
+    pub(super) canonical: u64,
+    pub(super) ttft: f64,
     pub(super) scored: Option<Scored>,
-    reply: Vec<(u32, f32)>,
-    logits: Option<Vec<f32>>,
+    pub(super) reply: Vec<(u32, f32)>,
+    pub(super) logits: Option<Vec<f32>>,
 }
 
 pub(super) fn told(prompt: u64, checkpoint: u64, canonical: u64, ttft: f64) -> Told {

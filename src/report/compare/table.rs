@@ -80,7 +80,7 @@ const COLUMNS: [Column; 20] = [
         text: |line| or_dash(line.cell.ttft_sum_s, median),
     },
     Column { title: "lead", align: Align::Right, goes: 6, text: |line| lead(line) },
-    Column { title: "published", align: Align::Right, goes: 0, text: published },
+    Column { title: "published", align: Align::Right, goes: 1, text: published },
     Column { title: "idle used", align: Align::Right, goes: 4, text: idle_used },
     Column { title: "waited", align: Align::Right, goes: 7, text: waited },
     Column { title: "reply", align: Align::Left, goes: 2, text: reply },

@@ -115,6 +115,8 @@ pub(super) fn measure(
     config.replay.idle = IdleConfig::Word(IdleWord::Zero);
     config.replay.tell_logits = false;
     config.specprefill.threshold = Some((options.job_tokens / 2) as u64);
+    // A slice ends at a block's end, so a block must have room for one.
+    config.cache.block_tokens = config.cache.block_tokens.max(2 * options.job_slice);
     config.recovery.enabled = true;
     config.recovery.slice_tokens = options.job_slice as u64;
     config.recovery.budget_pct = 100.0;

@@ -13,6 +13,8 @@ use crate::recovery::job::Mode;
 /// All cells, in the order of the options: gaps, then slices, grains, budgets.
 #[derive(Debug, Serialize)]
 pub(super) struct Grid {
+    /// Tokens of a block, which no slice goes beyond.
+    pub(super) block_tokens: Option<u64>,
     pub(super) cells: Vec<GridCell>,
 }
 
@@ -59,13 +61,14 @@ pub(super) fn measure(
 ) -> Result<Grid, Failure> {
     let options = ground.options;
     let of_gap = options.slice.len() * options.grain.len() * options.budget.len();
-    let mut cells = Vec::new();
+    let (mut cells, mut block_tokens) = (Vec::new(), None);
     for idle in options.idle.iter().copied() {
         let sparse = [ground.config(&LaneSpec::sparse(), gap(idle))?];
         let sparse = race(&sparse, &ground.session, 1, |run| {
             progress.show(|| format!("a gap of {idle} s without recovery, {}", position(run)));
         })?;
         let sparse_ttft_sum_s = super::lanes::totals(&sparse)[0].ttft_sum_s.map(|sum| sum.median);
+        block_tokens = sparse.ledger_of(0, 0).and_then(|ledger| ledger.run()).map(|run| run.block_tokens);
         *facts = facts.take().or_else(|| sparse.ledger_of(0, 0).and_then(|ledger| ledger.run()).cloned());
         for (slice, grain, budget) in combinations(&options.slice, &options.grain, &options.budget) {
             let set = |key: &str, value: i64| Override::new("bench recovery", key, value);
@@ -93,7 +96,7 @@ pub(super) fn measure(
             cells.push(cell);
         }
     }
-    Ok(Grid { cells })
+    Ok(Grid { block_tokens, cells })
 }
 
 fn combinations(slices: &[usize], grains: &[usize], budgets: &[f64]) -> Vec<(usize, usize, f64)> {

@@ -153,8 +153,14 @@ fn grid(grid: &Grid) -> String {
             or_dash(cell.net_return_s, signed),
         ]);
     }
+    let longer = |block: &u64| grid.cells.iter().filter(|cell| cell.slice_tokens > *block).count() > 0;
+    let blocks = grid.block_tokens.filter(longer);
+    let blocks = blocks.map(|block| {
+        format!("; a slice ends with its block of {} tokens, so longer ones are alike", thousands(block))
+    });
+    let blocks = blocks.unwrap_or_default();
     format!(
-        "Grid: block by block, one run a cell; against the sparse lane without recovery at the same gap\n\n{table}\n\
+        "Grid: block by block, one run a cell; against the sparse lane without recovery at the same gap{blocks}\n\n{table}\n\
          `of all` is recovery's service as a share of all time, which the budget caps, `of idle` as a share of the gaps; `waited` counts requests that found a \
          slice in their way; `net` is what requests took less than in the sparse lane, less the service\n"
     )
