@@ -101,7 +101,16 @@ impl<'a> Scheduler<'a> {
             Some(last) => self.preempt(last, last == index, clock, out),
             // It cannot go on, so that it has not got anywhere protects it from nothing.
             None if index > 0 => self.preempt(index, true, clock, out),
-            None => {}
+            // Those that have not got anywhere yet may never, as long as the oldest is in their way: it is tried alone.
+            None => self.leave_alone_the_oldest(clock, out),
+        }
+    }
+
+    /// Has the last of those behind the oldest make way, whether it got anywhere or not.
+    fn leave_alone_the_oldest(&mut self, clock: &mut Clock, out: &mut Emitter) {
+        let last = (1..self.running.len()).next_back();
+        if let Some(last) = last.filter(|last| !matches!(self.running[*last].stage, Stage::Storing(_))) {
+            self.preempt(last, false, clock, out);
         }
     }
 
