@@ -32,9 +32,8 @@ pub enum Rest {
 /// The job of an engine.
 #[derive(Debug)]
 pub(super) struct Background {
+    /// As configured, but for what was set by hand since.
     pub(super) config: RecoveryConfig,
-    /// Whether it is on: as configured, then as set by hand.
-    enabled: bool,
     pub(super) member: Arc<Member>,
     pub(super) asked: Arc<Asked>,
     pub(super) place: Place,
@@ -58,7 +57,6 @@ impl Background {
     /// No job yet.
     pub(super) fn new(config: RecoveryConfig, member: Arc<Member>, asked: Arc<Asked>) -> Background {
         Background {
-            enabled: config.runs_jobs(),
             config,
             member,
             asked,
@@ -84,18 +82,17 @@ impl Background {
 
     /// Whether debts are taken on.
     pub(super) fn is_on(&self) -> bool {
-        self.enabled
+        self.config.runs_jobs()
     }
 
-    /// Switches it on or off; on it goes by the configured policy, and where that has no jobs by that of the latest request.
+    /// Switches it on or off. What on means is the policy's to say.
     pub(super) fn switch(&mut self, enabled: bool) {
-        self.enabled = enabled;
         self.config.enabled = enabled;
     }
 
     /// Whether the job has something left to do.
     pub(super) fn is_runnable(&self) -> bool {
-        self.enabled && self.place.is_runnable()
+        self.is_on() && self.place.is_runnable()
     }
 
     /// The number of the next job, which begins with no steps made.

@@ -19,6 +19,7 @@ use crate::config::{Config, SparseOverride, SpeculationOverride};
 use crate::event::{Body, LaneId, Preview, Segment, Survival, TranscriptItem};
 use crate::model::text::{Rendered, TextCodec};
 use crate::prefill::survival::{said, survival};
+use crate::recovery::job::End;
 use crate::session::{Message, Player, Role, Session, Turn};
 use drive::{AskedFor, Drive, Driven, Standing, Waiting};
 
@@ -77,7 +78,7 @@ impl<'a> Host<'a> {
         for ended in self.scheduler.cancel_all(&mut self.clock, self.out) {
             self.note_end(ended);
         }
-        self.scheduler.end_recovery(&self.clock, self.out);
+        self.scheduler.end_recovery(End::Cancelled, &self.clock, self.out);
         self.scheduler.close_tier(&self.clock, self.out);
         let now = self.clock.now();
         self.out.emit(now, None, None, Body::RunEnded);
@@ -180,7 +181,7 @@ impl<'a> Host<'a> {
                 self.emit(self.active, Body::Rescored(Box::new(rescored)));
             }
             Command::EvictAll => {
-                self.scheduler.lose_recovery(&self.clock, self.out);
+                self.scheduler.end_recovery(End::CacheReset, &self.clock, self.out);
                 self.scheduler.evict_all(&self.clock);
             }
             Command::Panic => panic!("asked to, to show that the engine thread is supervised"),

@@ -16,12 +16,12 @@ use super::scheduler::{Policies, Scheduler};
 use super::sequence::Submission;
 use crate::cache::budget::Budget;
 use crate::cache::{Cache, chain};
-use crate::config::{ClockKind, Config, SchedulerConfig, SparseOverride, SpeculationOverride};
+use crate::config::{ClockKind, Config, SchedulerConfig};
 use crate::device::{
     DeviceError, Executor, ExecutorFacts, Forward, HeadSpan, KeyWeights, MemoryUse, PageId, Predicted,
     Queries, SlotId, Span, StateFlow,
 };
-use crate::event::{Body, Event, HistoryChange, LaneId, Nanos, Source};
+use crate::event::{Body, Event, LaneId, Nanos};
 use crate::ledger::Latency;
 use crate::model::Loaded;
 
@@ -178,27 +178,9 @@ fn request(seed: u64, facts: &ExecutorFacts, workload: Workload<'_>) -> Submissi
     });
     let prompt: Vec<u32> = prompt.collect();
     let room = facts.context_tokens.saturating_sub(prompt.len()).max(1) as u64;
-    Submission {
-        lane: LaneId(0),
-        turn: 1,
-        name: String::new(),
-        source: Source::Replay,
-        change: HistoryChange::First,
-        idle: Nanos(0),
-        prompt,
-        segments: Vec::new(),
-        items: Vec::new(),
-        // While the others prefill it decodes already.
-        max_output_tokens: room.min(2 * workload.steps as u64 + 256),
-        sampling: Default::default(),
-        use_cache: false,
-        specprefill: SparseOverride::default(),
-        speculation: SpeculationOverride::default(),
-        transport: None,
-        protected_tokens: 0,
-        recovers: None,
-        predecessor: None,
-    }
+    // While the others prefill it decodes already.
+    let most = room.min(2 * workload.steps as u64 + 256);
+    Submission { use_cache: false, ..Submission::of(LaneId(0), prompt, most) }
 }
 
 /// An executor whose time is counted.
@@ -217,9 +199,7 @@ impl Timed {
 }
 
 impl Executor for Timed {
-    fn facts(&self) -> &ExecutorFacts {
-        self.inner.facts()
-    }
+    delegate_state!(but rewind, predict);
 
     fn reserve(&mut self, pages: usize, slots: usize) -> Result<(), DeviceError> {
         self.timed(|inner| inner.reserve(pages, slots))
@@ -239,16 +219,12 @@ impl Executor for Timed {
         self.timed(|inner| inner.rewind(flow, tokens))
     }
 
-    fn admits(&self, position: usize, tokens: usize) -> usize {
-        self.inner.admits(position, tokens)
-    }
-
     fn predict(&mut self, spans: &[HeadSpan<'_>]) -> Result<Predicted, DeviceError> {
         self.timed(|inner| inner.predict(spans))
     }
 
-    fn page_end(&self, page: PageId) -> Option<Vec<f32>> {
-        self.inner.page_end(page)
+    fn admits(&self, position: usize, tokens: usize) -> usize {
+        self.inner.admits(position, tokens)
     }
 
     fn memory(&self) -> Option<MemoryUse> {
@@ -262,34 +238,6 @@ impl Executor for Timed {
         queries: &Queries,
     ) -> Result<KeyWeights, DeviceError> {
         self.timed(|inner| inner.key_weights(pages, window, queries))
-    }
-
-    fn exported_bytes(&self) -> (usize, usize) {
-        self.inner.exported_bytes()
-    }
-
-    fn export_page(&self, page: PageId) -> Result<Vec<u8>, DeviceError> {
-        self.inner.export_page(page)
-    }
-
-    fn import_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.inner.import_page(page, bytes)
-    }
-
-    fn export_slot(&self, slot: SlotId) -> Result<Vec<u8>, DeviceError> {
-        self.inner.export_slot(slot)
-    }
-
-    fn import_slot(&mut self, slot: SlotId, position: usize, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.inner.import_slot(slot, position, bytes)
-    }
-
-    fn page_digest(&self, page: PageId, tokens: usize) -> [u8; 32] {
-        self.inner.page_digest(page, tokens)
-    }
-
-    fn slot_digest(&self, slot: SlotId) -> [u8; 32] {
-        self.inner.slot_digest(slot)
     }
 }
 

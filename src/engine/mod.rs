@@ -5,6 +5,8 @@
 mod asked;
 mod background;
 mod clock;
+#[macro_use]
+mod delegate;
 mod emitter;
 mod fault;
 mod host;
@@ -23,15 +25,15 @@ use crate::cache::budget::Budget;
 use crate::cache::tier::{Layers, StateBytes, Tier, TierError};
 use crate::cache::{Cache, chain};
 use crate::config::{
-    Aggregation, ClockKind, Config, DrafterKind, RecoveryConfig, SchedulerConfig, SparseOverride,
-    SpecPrefillConfig, SpeculationOverride,
+    Aggregation, ClockKind, Config, DrafterKind, SchedulerConfig, SparseOverride, SpecPrefillConfig,
+    SpeculationOverride,
 };
 use crate::decode;
 use crate::decode::draft::DraftModel;
 use crate::device::ExecutorFacts;
 use crate::event::{
-    Body, Identity, LaneId, RecoveryFacts, RequestId, RunFacts, SessionSetting, Sink, SparseSettings,
-    SpecPrefillFacts, SpeculationFacts, Stamp,
+    Body, Identity, LaneId, RequestId, RunFacts, SessionSetting, Sink, SparseSettings, SpecPrefillFacts,
+    SpeculationFacts, Stamp,
 };
 use crate::ledger::Breakpoint;
 use crate::model::text::TextCodec;
@@ -422,27 +424,9 @@ fn run_facts(config: &Config, session: &Session, facts: &ExecutorFacts) -> RunFa
         session_requests: session.requests.len() as u64,
         replay_mode: mode.to_owned(),
         specprefill: None,
-        recovery: Some(recovery_facts(&config.recovery)),
+        recovery: Some(config.recovery.clone()),
         speculation: None,
         session_settings: session.settings.iter().map(|set| session_setting(config, set)).collect(),
-    }
-}
-
-fn recovery_facts(config: &RecoveryConfig) -> RecoveryFacts {
-    RecoveryFacts {
-        enabled: config.enabled,
-        policy: config.policy,
-        mode: config.mode,
-        slice_tokens: config.slice_tokens,
-        interruptible: config.interruptible,
-        budget_pct: config.budget_pct,
-        budget_tokens: config.budget_tokens,
-        window_s: config.window_s,
-        adoption: config.adoption,
-        adoption_blocks: config.adoption_blocks,
-        delay_target_s: config.delay_target_s,
-        ttft_target_s: config.ttft_target_s,
-        itl_target_s: config.itl_target_s,
     }
 }
 

@@ -61,6 +61,32 @@ pub struct Submission {
     pub predecessor: Option<std::sync::Arc<Predecessor>>,
 }
 
+impl Submission {
+    /// A prompt about which nothing more is known: the first of its history, greedy, with the cache.
+    pub(super) fn of(lane: LaneId, prompt: Vec<u32>, max_output_tokens: u64) -> Submission {
+        Submission {
+            lane,
+            turn: 1,
+            name: String::new(),
+            source: Source::Replay,
+            change: HistoryChange::First,
+            idle: Nanos(0),
+            prompt,
+            segments: Vec::new(),
+            items: Vec::new(),
+            max_output_tokens,
+            sampling: Sampling::default(),
+            use_cache: true,
+            specprefill: SparseOverride::default(),
+            speculation: SpeculationOverride::default(),
+            transport: None,
+            protected_tokens: 0,
+            recovers: None,
+            predecessor: None,
+        }
+    }
+}
+
 /// How a request ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ended {

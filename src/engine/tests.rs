@@ -1,7 +1,5 @@
 //! The engine on the `sim` device: the whole life of requests, without weights.
 
-#[macro_use]
-mod delegate;
 mod growth;
 mod hybrid;
 mod lanes;
@@ -26,7 +24,7 @@ use super::sequence::Submission;
 use super::*;
 use crate::cache::budget::DeviceLimits;
 use crate::cache::tier::Tuning;
-use crate::config::{PlaceholderPolicy, SchedulerConfig, SnapshotPolicy, SpeculationOverride};
+use crate::config::{PlaceholderPolicy, SchedulerConfig, SnapshotPolicy};
 use crate::decode::Sampling;
 use crate::device::sim::Sim;
 use crate::event::{Cause, Event, FinishReason, Gate, HistoryChange, Nanos, Phase, Segment, Source};
@@ -355,26 +353,7 @@ fn without_the_cache_nothing_is_read_or_written() {
 }
 
 fn submission(prompt: Vec<u32>, max_output_tokens: u64) -> Submission {
-    Submission {
-        lane: A,
-        turn: 1,
-        name: String::new(),
-        source: Source::Replay,
-        change: HistoryChange::First,
-        idle: Nanos(0),
-        prompt,
-        segments: Vec::new(),
-        items: Vec::new(),
-        max_output_tokens,
-        sampling: Sampling::default(),
-        use_cache: true,
-        specprefill: SparseOverride::default(),
-        speculation: SpeculationOverride::default(),
-        transport: None,
-        protected_tokens: 0,
-        recovers: None,
-        predecessor: None,
-    }
+    Submission::of(A, prompt, max_output_tokens)
 }
 
 /// What a scheduler is tested on.

@@ -20,14 +20,13 @@ mod time;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{ControllerKind, DrafterKind};
+use crate::config::{ControllerKind, DrafterKind, RecoveryConfig};
 use crate::recovery::standing::Why;
 
 pub use memory::{DeviceMemory, ShrunkChunk, SlotMemory, SnapshotsStored};
 pub use prompt::{Arrival, HistoryChange, Segment, SegmentRun, Source, TranscriptItem, segment_at};
 pub use recovery::{
-    BudgetReading, DebtConsidered, DebtTaken, JobEnded, JobId, Publication, RecoveryFacts, RecoverySlice,
-    Steps,
+    BudgetReading, DebtConsidered, DebtTaken, JobEnded, JobId, Publication, RecoverySlice, Steps,
 };
 pub use restore::{
     BlockFact, Cause, Closest, Culprit, Divergence, EndState, Loss, Residency, Restore, Route, SsdRead,
@@ -162,12 +161,45 @@ pub struct RunFacts {
     /// How speculative decoding is set up; `None` in recordings of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speculation: Option<SpeculationFacts>,
-    /// How recovery is set up; `None` in recordings of earlier versions.
+    /// How recovery is configured; `None` in recordings of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub recovery: Option<RecoveryFacts>,
+    pub recovery: Option<RecoveryConfig>,
     /// The configuration that the session is meant for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub session_settings: Vec<SessionSetting>,
+}
+
+#[cfg(test)]
+impl RunFacts {
+    /// A run of a dense model on a device of bits, of which nothing is told that need not be.
+    pub(crate) fn of_test() -> RunFacts {
+        RunFacts {
+            version: "0".into(),
+            model: "m".into(),
+            model_digest: "d".into(),
+            device: "cpu".into(),
+            kernel: "k".into(),
+            precision: "int8".into(),
+            identity: Identity::Bitwise,
+            block_tokens: 256,
+            context_tokens: None,
+            state_bytes_per_token: None,
+            snapshot_bytes: None,
+            snapshot_policy: None,
+            placeholder_policy: None,
+            enlarged_from: None,
+            cache_dir: None,
+            ram_bytes: None,
+            clock: "virtual".into(),
+            session: "s".into(),
+            session_requests: 0,
+            replay_mode: "recorded".into(),
+            specprefill: None,
+            speculation: None,
+            recovery: None,
+            session_settings: Vec::new(),
+        }
+    }
 }
 
 /// A value of the configuration that a session is meant for.

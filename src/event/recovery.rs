@@ -5,45 +5,13 @@
 use serde::{Deserialize, Serialize};
 
 use super::Nanos;
-use crate::config::{AdoptionRule, RecoveryPolicy};
-use crate::recovery::job::{Declined, End, Mode, Tally};
+use crate::recovery::job::{Declined, End, Tally};
 use crate::recovery::standing::Why;
 
 /// A recovery job, numbered from 1 in its engine's run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct JobId(pub u64);
-
-/// How recovery is set up for a run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct RecoveryFacts {
-    /// Whether it is on when the run starts.
-    pub enabled: bool,
-    /// Which debts are paid.
-    pub policy: RecoveryPolicy,
-    /// When a job publishes.
-    pub mode: Mode,
-    /// Tokens of a slice at most.
-    pub slice_tokens: u64,
-    /// Whether a slice gives way between two layers.
-    pub interruptible: bool,
-    /// Share of a window's wall time that slices may take, percent.
-    pub budget_pct: f64,
-    /// Tokens that slices may compute in a window; `None` where their number is not bounded.
-    pub budget_tokens: Option<u64>,
-    /// Length of a window, seconds.
-    pub window_s: f64,
-    /// When the visible frontier follows the durable one.
-    pub adoption: AdoptionRule,
-    /// Blocks of its steps.
-    pub adoption_blocks: u64,
-    /// What the researcher wants kept: the most that a request may wait for a slice, and its times to the first token and between tokens, seconds.
-    pub delay_target_s: Option<f64>,
-    /// See [`RecoveryFacts::delay_target_s`].
-    pub ttft_target_s: Option<f64>,
-    /// See [`RecoveryFacts::delay_target_s`].
-    pub itl_target_s: Option<f64>,
-}
 
 /// What became of the debt of a request that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -95,6 +95,11 @@ impl Member {
         self.neighbours.arrivals.announce(self.id, Instant::now())
     }
 
+    /// One of its requests has been admitted: it counts from now on anew.
+    pub fn renew(&self, request: &Announced) {
+        request.renew(self.id, Instant::now());
+    }
+
     /// The requests that were announced and have not departed.
     pub fn present(&self) -> Present {
         self.neighbours.arrivals.present(self.id, Instant::now())

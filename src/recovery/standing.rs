@@ -28,7 +28,7 @@ pub struct Surroundings {
     pub foreground_elsewhere: bool,
     /// Requests that were announced and have not departed.
     pub present: Present,
-    /// Whether memory is so short that something would have to be evicted for a slice.
+    /// Whether the device has no memory for all of the next slice.
     pub memory_short: bool,
     /// What the budget says.
     pub budget: Grant,
@@ -61,7 +61,7 @@ pub enum Why {
     ForegroundElsewhere,
     /// A request that was announced, to any engine.
     Arrival,
-    /// Memory would have to be taken from somebody.
+    /// The device has no memory for all of the next slice.
     MemoryShort,
     /// The budget's window is spent.
     BudgetSpent,

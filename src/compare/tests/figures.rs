@@ -41,32 +41,7 @@ pub(super) fn scored(origin: u64, kept: &[(u64, u64)], seconds: f64) -> Scored {
 }
 
 pub(super) fn run() -> RunFacts {
-    RunFacts {
-        version: "0".into(),
-        model: "m".into(),
-        model_digest: "d".into(),
-        device: "cpu".into(),
-        kernel: "k".into(),
-        precision: "int8".into(),
-        identity: Identity::Bitwise,
-        block_tokens: 64,
-        context_tokens: None,
-        state_bytes_per_token: None,
-        snapshot_bytes: None,
-        snapshot_policy: None,
-        placeholder_policy: None,
-        enlarged_from: None,
-        cache_dir: None,
-        ram_bytes: None,
-        clock: "virtual".into(),
-        session: "s".into(),
-        session_requests: 0,
-        replay_mode: "recorded".into(),
-        specprefill: None,
-        speculation: None,
-        recovery: None,
-        session_settings: Vec::new(),
-    }
+    RunFacts { block_tokens: 64, ..RunFacts::of_test() }
 }
 
 fn admission() -> SparseAdmission {

@@ -2,29 +2,15 @@
 
 use super::figures::{Told, lanes, run, scored, tell, told};
 use super::*;
-use crate::config::{AdoptionRule, RecoveryPolicy};
+use crate::config::RecoveryConfig;
 use crate::event::{
-    Body, BudgetReading, DebtConsidered, DebtTaken, JobId, Nanos, Publication, RecoveryFacts, RecoverySlice,
-    RequestId, Stamp, Steps,
+    Body, BudgetReading, DebtConsidered, DebtTaken, JobId, Nanos, Publication, RecoverySlice, RequestId,
+    Stamp, Steps,
 };
-use crate::recovery::job::{Declined, Mode};
+use crate::recovery::job::Declined;
 
-fn facts() -> RecoveryFacts {
-    RecoveryFacts {
-        enabled: true,
-        policy: RecoveryPolicy::Newest,
-        mode: Mode::Progressive,
-        slice_tokens: 512,
-        interruptible: true,
-        budget_pct: 100.0,
-        budget_tokens: None,
-        window_s: 30.0,
-        adoption: AdoptionRule::Fixed,
-        adoption_blocks: 1,
-        delay_target_s: None,
-        ttft_target_s: None,
-        itl_target_s: None,
-    }
+fn facts() -> RecoveryConfig {
+    RecoveryConfig { enabled: true, ..RecoveryConfig::default() }
 }
 
 fn slice(from: u64, to: u64, seconds: f64) -> Body {

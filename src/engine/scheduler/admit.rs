@@ -108,6 +108,9 @@ impl Scheduler<'_> {
         let waits = attached.as_ref().is_err_and(|refused| self.lets_wait(refused));
         if !waits {
             out.emit(now, lane, request, Body::Admitted { queued });
+            if let Some(announced) = self.running.last().and_then(|sequence| sequence.announced.as_ref()) {
+                self.background.member.renew(announced);
+            }
         }
         self.report_tier_trouble(lane, request, clock, out);
         if !waits {

@@ -160,7 +160,7 @@ impl Scheduler<'_> {
             outcome.ended.push(self.refuse(sequence, Refused::Device(Arc::clone(error)), clock, out));
         }
         self.cache.evict_all(clock.now());
-        self.end_background(End::CacheReset, clock, out);
+        self.end_recovery(End::CacheReset, clock, out);
         self.lose_all();
     }
 

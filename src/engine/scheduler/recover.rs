@@ -11,7 +11,6 @@ use super::forward::Work;
 use super::{Refused, Scheduler};
 use crate::cache::lookup::Home;
 use crate::config::SnapshotPolicy;
-use crate::decode::Sampling;
 use crate::device::DeviceError;
 use crate::engine::Command;
 use crate::engine::asked::Asked;
@@ -19,11 +18,9 @@ use crate::engine::background::{Background, Rest};
 use crate::engine::clock::Clock;
 use crate::engine::emitter::Emitter;
 use crate::engine::sequence::{Sequence, Stage, Submission};
-use crate::event::{
-    Body, HistoryChange, JobEnded, LaneId, Nanos, Publication, RecoverySlice, Route, Source, Stamp,
-};
+use crate::event::{Body, JobEnded, Nanos, Publication, RecoverySlice, Route, Stamp};
 use crate::recovery::budget::Grant;
-use crate::recovery::job::{End, Job, Mode};
+use crate::recovery::job::{End, Job};
 use crate::recovery::neighbours::Member;
 use crate::recovery::standing::{Standing, Surroundings, Why};
 
@@ -68,7 +65,7 @@ impl<'a> Scheduler<'a> {
         self.background.switch(enabled);
         self.sparse.switch_dense_turns(enabled);
         if !enabled {
-            self.end_job(Over::by(End::Cancelled), clock, out);
+            self.end_recovery(End::Cancelled, clock, out);
         }
     }
 
@@ -221,7 +218,8 @@ impl<'a> Scheduler<'a> {
         if self.cache.restorable_prefix(job.tokens()) as u64 >= target {
             return Err(Over::by(End::NothingLeft));
         }
-        let submission = submission(lane, &prompt, mode);
+        // What a request would want beyond its prompt, a job does not.
+        let submission = Submission { recovers: Some(mode), ..Submission::of(lane, prompt.to_vec(), 1) };
         let mut sequence = Sequence::new(request, clock.now(), submission, self.text.stream());
         sequence.stage = Stage::Prefilling;
         let set_aside = self.set_aside_live_slots();
@@ -404,14 +402,9 @@ impl<'a> Scheduler<'a> {
         out.emit(clock.now(), Some(*lane), Some(job.request()), body);
     }
 
-    /// Ends the job, for the engine does.
-    pub fn end_recovery(&mut self, clock: &Clock, out: &mut Emitter) {
-        self.end_job(Over::by(End::Cancelled), clock, out);
-    }
-
-    /// Ends the job, for the cache is emptied by hand.
-    pub fn lose_recovery(&mut self, clock: &Clock, out: &mut Emitter) {
-        self.end_job(Over::by(End::CacheReset), clock, out);
+    /// Ends the job, if there is one.
+    pub fn end_recovery(&mut self, end: End, clock: &Clock, out: &mut Emitter) {
+        self.end_job(Over::by(end), clock, out);
     }
 
     #[cfg(test)]
@@ -441,11 +434,6 @@ impl<'a> Scheduler<'a> {
     /// A command has been taken, so background work need not give way to it any more.
     pub(in crate::engine) fn command_taken(&self, command: &Command) {
         self.background.asked.taken(command);
-    }
-
-    /// Ends the job, if there is one.
-    pub(super) fn end_background(&mut self, end: End, clock: &Clock, out: &mut Emitter) {
-        self.end_job(Over::by(end), clock, out);
     }
 
     fn end_job(&mut self, over: Over, clock: &Clock, out: &mut Emitter) {
@@ -523,29 +511,5 @@ impl Watch {
     /// What of so much compute time is still to be accounted for.
     fn rest_of(&self, compute: Nanos) -> Nanos {
         Nanos(compute.0.saturating_sub(self.waited.unwrap_or_default().0))
-    }
-}
-
-/// The job's sequence as it is handed to the lookup: the prompt, whose blocks it computes, and nothing that a request would want.
-fn submission(lane: LaneId, prompt: &[u32], mode: Mode) -> Submission {
-    Submission {
-        lane,
-        turn: 0,
-        name: String::new(),
-        source: Source::Replay,
-        change: HistoryChange::First,
-        idle: Nanos(0),
-        prompt: prompt.to_vec(),
-        segments: Vec::new(),
-        items: Vec::new(),
-        max_output_tokens: 1,
-        sampling: Sampling::default(),
-        use_cache: true,
-        specprefill: Default::default(),
-        speculation: Default::default(),
-        transport: None,
-        protected_tokens: 0,
-        recovers: Some(mode),
-        predecessor: None,
     }
 }

@@ -9,14 +9,13 @@ use std::collections::BTreeMap;
 
 use super::hybrid::narrow;
 use super::resident::{self, HeldState, assert_recomputes};
-use super::sparse::{LONGEST, ask, on_sim, tokens};
+use super::sparse::{LONGEST, ask, attach_scorer, on_sim, tokens};
 use super::*;
 use crate::config::{DeviceSetting, RecoveryConfig, RecoveryPolicy};
 use crate::engine::asked::Asked;
 use crate::engine::background::Rest;
 use crate::event::{DebtTaken, JobEnded, Publication, RecoverySlice, Route};
 use crate::model;
-use crate::prefill::scorer::{Scorer, ScorerSettings};
 use crate::recovery::job::{Declined, End, Mode};
 use crate::recovery::standing::Why;
 
@@ -46,16 +45,12 @@ fn run_among<T>(
     let Loaded { executor, text, scorer, .. } = model::load(config).unwrap();
     let ground = narrow(config.cache.snapshot_policy, config.scheduler.clone(), BLOCK, LONGEST, 200);
     ground.run_on(Loaded { executor, text, scorer: None, draft: None }, |scheduler, clock, out| {
-        let scorer = scorer.map(|scorer| {
-            let settings = ScorerSettings::of(&config.specprefill, 96, scorer.decodes);
-            Scorer::new(scorer.executor, [0; 32], Vec::new(), settings)
-        });
-        scheduler.attach_sparse(SparseSide::new(scorer, config.clone()));
+        attach_scorer(scorer, config, scheduler);
         let member = Arc::new(neighbours.join());
         scheduler.attach_background(Background::new(config.recovery.clone(), member, Arc::default()));
         let result = work(scheduler, clock, out);
         assert!(scheduler.is_idle());
-        scheduler.end_recovery(clock, out);
+        scheduler.end_recovery(End::Cancelled, clock, out);
         assert_nothing_is_held(scheduler);
         result
     })

@@ -41,15 +41,19 @@ pub(super) fn run_pair<T>(
     let Loaded { executor, text, scorer, .. } = model::load(config).unwrap();
     let ground = narrow(config.cache.snapshot_policy, config.scheduler.clone(), BLOCK, LONGEST, 200);
     ground.run_on(Loaded { executor, text, scorer: None, draft: None }, |scheduler, clock, out| {
-        // Where sparse prefill is ruled out there is none.
-        let scorer = scorer.map(|scorer| {
-            let settings = ScorerSettings::of(&config.specprefill, 96, scorer.decodes);
-            Scorer::new(scorer.executor, [0; 32], Vec::new(), settings)
-        });
-        scheduler.attach_sparse(SparseSide::new(scorer, config.clone()));
+        attach_scorer(scorer, config, scheduler);
         scheduler.tell_logits(true);
         work(scheduler, clock, out)
     })
+}
+
+/// Has a scheduler score with the configuration's scorer; where sparse prefill is ruled out there is none.
+pub(super) fn attach_scorer(scorer: Option<LoadedScorer>, config: &Config, scheduler: &mut Scheduler<'_>) {
+    let scorer = scorer.map(|scorer| {
+        let settings = ScorerSettings::of(&config.specprefill, 96, scorer.decodes);
+        Scorer::new(scorer.executor, [0; 32], Vec::new(), settings)
+    });
+    scheduler.attach_sparse(SparseSide::new(scorer, config.clone()));
 }
 
 pub(super) fn tokens(seed: usize, length: usize) -> Vec<u32> {

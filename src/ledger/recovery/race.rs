@@ -3,7 +3,8 @@
 use serde::Serialize;
 
 use super::JobFacts;
-use crate::event::{Nanos, Phase, RecoveryFacts, Stamp};
+use crate::config::RecoveryConfig;
+use crate::event::{Nanos, Phase, Stamp};
 use crate::ledger::Ledger;
 use crate::recovery::job::Mode;
 
@@ -95,7 +96,7 @@ impl Ledger {
 
 /// Seconds of service that the budget leaves `job` in the next `within` seconds. When the running window ends is known only while the job waits for
 /// that; otherwise the windows to come count by their share of the time.
-fn service_within(job: &JobFacts, facts: &RecoveryFacts, now: Stamp, within: f64) -> f64 {
+fn service_within(job: &JobFacts, facts: &RecoveryConfig, now: Stamp, within: f64) -> f64 {
     let budget = job.budget.as_ref();
     let allowance =
         budget.map_or(facts.window_s * facts.budget_pct / 100.0, |reading| reading.allowance.seconds());

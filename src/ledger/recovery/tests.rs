@@ -2,9 +2,8 @@
 
 use super::super::tests::{arrival, restore};
 use super::*;
-use crate::config::{AdoptionRule, RecoveryPolicy};
-use crate::event::{Arrival, Identity, LaneId, RecoveryFacts, Restore, Route, RunFacts};
-use crate::recovery::job::Mode;
+use crate::config::RecoveryConfig;
+use crate::event::{Arrival, LaneId, Restore, Route, RunFacts};
 
 /// A ledger being told of a session whose requests owe, with the time in seconds.
 pub(super) struct Told {
@@ -140,48 +139,12 @@ pub(in crate::ledger) fn publication(job: u64, boundary: u64) -> Publication {
 
 /// The start of a run of 1,024-token blocks, with windows of 30 s.
 pub(super) fn run_facts(budget_pct: f64) -> Body {
-    let recovery = RecoveryFacts {
-        enabled: true,
-        policy: RecoveryPolicy::Newest,
-        mode: Mode::Progressive,
-        slice_tokens: 512,
-        interruptible: true,
-        budget_pct,
-        budget_tokens: None,
-        window_s: 30.0,
-        adoption: AdoptionRule::Fixed,
-        adoption_blocks: 1,
-        delay_target_s: None,
-        ttft_target_s: None,
-        itl_target_s: None,
-    };
-    let facts = RunFacts {
-        version: "0".into(),
-        model: "m".into(),
-        model_digest: "d".into(),
-        device: "cpu".into(),
-        kernel: "k".into(),
-        precision: "int8".into(),
-        identity: Identity::Bitwise,
+    let recovery = RecoveryConfig { enabled: true, budget_pct, ..RecoveryConfig::default() };
+    Body::RunStarted(Box::new(RunFacts {
         block_tokens: 1_024,
-        context_tokens: None,
-        state_bytes_per_token: None,
-        snapshot_bytes: None,
-        snapshot_policy: None,
-        placeholder_policy: None,
-        enlarged_from: None,
-        cache_dir: None,
-        ram_bytes: None,
-        clock: "virtual".into(),
-        session: "s".into(),
-        session_requests: 0,
-        replay_mode: "recorded".into(),
-        specprefill: None,
-        speculation: None,
         recovery: Some(recovery),
-        session_settings: Vec::new(),
-    };
-    Body::RunStarted(Box::new(facts))
+        ..RunFacts::of_test()
+    }))
 }
 
 /// A request that left 5,120 of 8,192 tokens, and a job that has published 7,168 of them.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::super::{bytes, counted, or_dash, printable, seconds, thousands};
 use crate::compare::{Comparison, SegmentKept, Spread, Survived, Turn};
-use crate::config::{ControllerKind, DrafterKind, RecoveryPolicy};
-use crate::event::{Identity, RecoveryFacts, RunFacts, Segment, SpecPrefillFacts};
+use crate::config::{ControllerKind, DrafterKind, RecoveryConfig, RecoveryPolicy};
+use crate::event::{Identity, RunFacts, Segment, SpecPrefillFacts};
 use crate::ledger::Ledger;
 use crate::recovery::job::Mode;
 
@@ -53,7 +53,7 @@ fn drafting_words(run: &RunFacts) -> Option<String> {
 
 /// How a lane recovers; `None` where it does not.
 fn recovery_words(run: &RunFacts) -> Option<String> {
-    let RecoveryFacts {
+    let RecoveryConfig {
         policy, mode, slice_tokens, interruptible, budget_pct, budget_tokens, window_s, ..
     } = run.recovery.as_ref().filter(|facts| facts.enabled)?;
     if matches!(policy, RecoveryPolicy::Dense { .. } | RecoveryPolicy::Never) {

@@ -1,10 +1,10 @@
 //! Background recovery in the interface: its view, its key, and what other panes say of it.
 
 use crossterm::event::KeyCode;
-use escarp::config::{AdoptionRule, RecoveryPolicy};
+use escarp::config::{RecoveryConfig, RecoveryPolicy};
 use escarp::engine::Command;
 use escarp::event::*;
-use escarp::recovery::job::{Declined, End, Mode, Tally};
+use escarp::recovery::job::{Declined, End, Tally};
 use escarp::recovery::standing::Why;
 use escarp::tui::app::{Effect, Pane};
 
@@ -17,21 +17,14 @@ const SECOND: u64 = 1_000 * MS;
 /// Time of a slice of 128 tokens.
 const SLICE: u64 = 250 * MS;
 
-fn facts(enabled: bool) -> RecoveryFacts {
-    RecoveryFacts {
+fn facts(enabled: bool) -> RecoveryConfig {
+    RecoveryConfig {
         enabled,
-        policy: RecoveryPolicy::Newest,
-        mode: Mode::Progressive,
         slice_tokens: 128,
-        interruptible: true,
         budget_pct: 20.0,
-        budget_tokens: None,
-        window_s: 30.0,
-        adoption: AdoptionRule::Fixed,
-        adoption_blocks: 1,
         delay_target_s: Some(0.05),
         ttft_target_s: Some(1.0),
-        itl_target_s: None,
+        ..RecoveryConfig::default()
     }
 }
 
@@ -269,7 +262,7 @@ fn what_it_was_worth_has_its_three_terms_and_says_what_the_price_rests_on() {
 
 #[test]
 fn before_anything_was_told_it_says_what_would_make_something_appear() {
-    let silent = |recovery: Option<RecoveryFacts>| Run::with(|run| run.recovery = recovery).events();
+    let silent = |recovery: Option<RecoveryConfig>| Run::with(|run| run.recovery = recovery).events();
     let text = |recovery| {
         let mut bench = Bench::live(silent(recovery));
         bench.press('R');
@@ -277,7 +270,7 @@ fn before_anything_was_told_it_says_what_would_make_something_appear() {
     };
     assert!(text(Some(facts(false))).contains("recovery is off: `O` switches it on"));
     assert!(text(Some(facts(true))).contains("recovery is on; `--set specprefill.enabled=true`"));
-    let never = RecoveryFacts { policy: RecoveryPolicy::Never, ..facts(true) };
+    let never = RecoveryConfig { policy: RecoveryPolicy::Never, ..facts(true) };
     assert!(text(Some(never)).contains("recovery.policy is never, which runs no job"));
     let mut bench = Bench::recording(silent(None));
     bench.press('R');

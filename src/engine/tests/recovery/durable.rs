@@ -153,7 +153,7 @@ fn h5_what_the_cache_lost_lowers_the_commit_and_is_published_again() {
 fn s2_a_job_that_is_dropped_gives_back_every_page_and_keeps_what_it_published() {
     type Drop<'d> = &'d dyn Fn(&mut Scheduler<'_>, &mut Clock, &mut Emitter);
     let off: Drop<'_> = &|scheduler, clock, out| scheduler.set_recovery(false, clock, out);
-    let ended: Drop<'_> = &|scheduler, clock, out| scheduler.end_recovery(clock, out);
+    let ended: Drop<'_> = &|scheduler, clock, out| scheduler.end_recovery(End::Cancelled, clock, out);
     let replaced: Drop<'_> = &|scheduler, clock, out| serve(tokens(9, 600), scheduler, clock, out);
     for drop in [off, ended, replaced] {
         run(&recovering(), |scheduler, clock, out| {

@@ -97,7 +97,7 @@ proptest! {
                         scheduler.inject(Fault::ChangeGeneration(block), &tokens(0, 700), clock);
                     }
                     Op::EvictAll => {
-                        scheduler.lose_recovery(clock, out);
+                        scheduler.end_recovery(End::CacheReset, clock, out);
                         scheduler.evict_all(clock);
                     }
                     Op::Switch(on) => scheduler.set_recovery(on, clock, out),

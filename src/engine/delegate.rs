@@ -1,6 +1,7 @@
 //! What executors that stand between the engine and a real one leave to it.
 
-/// The methods of [`Executor`](crate::device::Executor) about state at rest, left to the field `inner`; `but rewind` leaves out that one.
+/// The methods of [`Executor`](crate::device::Executor) about state at rest, left to the field `inner`; `but` leaves
+/// out those named.
 macro_rules! delegate_state {
     () => {
         delegate_state!(but rewind);
@@ -10,15 +11,18 @@ macro_rules! delegate_state {
         }
     };
     (but rewind) => {
-        fn facts(&self) -> &ExecutorFacts {
-            self.inner.facts()
-        }
+        delegate_state!(but rewind, predict);
 
         fn predict(
             &mut self,
             spans: &[crate::device::HeadSpan<'_>],
         ) -> Result<crate::device::Predicted, DeviceError> {
             self.inner.predict(spans)
+        }
+    };
+    (but rewind, predict) => {
+        fn facts(&self) -> &ExecutorFacts {
+            self.inner.facts()
         }
 
         fn page_end(&self, page: PageId) -> Option<Vec<f32>> {
