@@ -3,6 +3,7 @@
 pub mod controller;
 pub mod draft;
 pub mod economics;
+mod row;
 mod sampler;
 pub mod settings;
 mod verify;
@@ -10,6 +11,7 @@ pub mod what_if;
 
 use serde::{Deserialize, Serialize};
 
+pub use row::Row;
 pub use sampler::{Distribution, Sampler, Verdict};
 pub use verify::{Accepted, verify};
 
@@ -78,53 +80,6 @@ impl SamplingOverride {
             min_p: self.min_p.unwrap_or(base.min_p),
             repetition_penalty: self.repetition_penalty.unwrap_or(base.repetition_penalty),
             seed: self.seed.unwrap_or(base.seed),
-        }
-    }
-}
-/// By how much the greatest logit exceeds the next one; infinite where there is no other.
-pub fn margin(logits: &[f32]) -> f32 {
-    // In lanes of their own, so that the compiler can compare sixteen at once: every row of every forward goes through here.
-    const LANES: usize = 16;
-    let (chunks, rest) = logits.as_chunks::<LANES>();
-    let (mut first, mut second) = ([f32::NEG_INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
-    for chunk in chunks {
-        for ((first, second), logit) in first.iter_mut().zip(&mut second).zip(chunk) {
-            // False for NaN, which is no logit.
-            let lesser = if *logit > *first { *first } else { *logit };
-            *second = if lesser > *second { lesser } else { *second };
-            *first = if *logit > *first { *logit } else { *first };
-        }
-    }
-    let mut top = [f32::NEG_INFINITY; 2];
-    for &logit in first.iter().chain(&second).chain(rest) {
-        if logit > top[0] {
-            top = [logit, top[0]];
-        } else if logit > top[1] {
-            top[1] = logit;
-        }
-    }
-    top[0] - top[1]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_margin_is_between_the_two_greatest() {
-        assert_eq!(margin(&[1.0, 5.0, 3.5, -2.0]), 1.5);
-        assert_eq!(margin(&[2.0, 2.0]), 0.0);
-        assert_eq!(margin(&[2.0]), f32::INFINITY);
-    }
-
-    #[test]
-    fn the_margin_does_not_depend_on_where_the_two_greatest_are() {
-        for (a, b) in [(0, 1), (0, 16), (3, 50), (47, 48), (52, 51), (52, 5)] {
-            let mut logits: Vec<f32> = (0..53).map(|i| -(i as f32)).collect();
-            (logits[a], logits[b]) = (9.0, 7.5);
-            assert_eq!(margin(&logits), 1.5, "{a} and {b}");
-            logits[20] = f32::NAN;
-            assert_eq!(margin(&logits), 1.5, "{a} and {b}, beside one that is no number");
         }
     }
 }

@@ -12,7 +12,7 @@
 use std::borrow::Cow;
 use std::cmp::Ordering;
 
-use super::Sampling;
+use super::{Row, Sampling};
 
 /// Chooses tokens for one request.
 #[derive(Debug, Clone)]
@@ -99,10 +99,10 @@ impl Sampler {
         Sampler { sampling, random, penalised: Vec::new(), candidates: Vec::new() }
     }
 
-    /// The token after `seen` (prompt and reply so far), given its `logits` (one per vocabulary entry, not empty).
-    /// 0 when no logit is above minus infinity.
-    pub fn choose(&mut self, logits: &[f32], seen: &[u32]) -> u32 {
-        match self.cut(logits, seen) {
+    /// The token after `seen` (prompt and reply so far), given the `row` of its logits, which is not empty. 0 when no logit is above minus
+    /// infinity.
+    pub fn choose(&mut self, row: &Row<'_>, seen: &[u32]) -> u32 {
+        match self.cut(row, seen) {
             Some(token) => token,
             None => {
                 let total = self.candidates.iter().map(|candidate| candidate.weight).sum();
@@ -113,7 +113,7 @@ impl Sampler {
 
     /// What the token after `seen` is drawn from.
     pub fn distribution(&mut self, logits: &[f32], seen: &[u32]) -> Distribution {
-        match self.cut(logits, seen) {
+        match self.cut(&Row::of(logits), seen) {
             Some(token) => Distribution::certain(token),
             None => Distribution::of(self.candidates.clone()),
         }
@@ -127,10 +127,10 @@ impl Sampler {
         }
     }
 
-    /// Whether `drafted`, which was drawn from `draft`, stands as the token after `seen`, whose `logits` these are. Without temperature it stands
+    /// Whether `drafted`, which was drawn from `draft`, stands as the token after `seen`, whose logits `row` holds. Without temperature it stands
     /// exactly where it is the likeliest.
-    pub fn verify(&mut self, logits: &[f32], seen: &[u32], drafted: u32, draft: &Distribution) -> Verdict {
-        if let Some(token) = self.cut(logits, seen) {
+    pub fn verify(&mut self, row: &Row<'_>, seen: &[u32], drafted: u32, draft: &Distribution) -> Verdict {
+        if let Some(token) = self.cut(row, seen) {
             return if token == drafted { Verdict::Accepted } else { Verdict::Replaced(token) };
         }
         let target = Distribution::of(self.candidates.clone());
@@ -153,24 +153,23 @@ impl Sampler {
     }
 
     /// Leaves the tokens that may be drawn in `candidates`; gives the token where there is but one choice.
-    fn cut(&mut self, logits: &[f32], seen: &[u32]) -> Option<u32> {
+    fn cut(&mut self, row: &Row<'_>, seen: &[u32]) -> Option<u32> {
         let penalty = self.sampling.repetition_penalty;
-        let penalised = std::mem::take(&mut self.penalised);
-        let penalised = if penalty != 1.0 && penalty > 0.0 && penalty.is_finite() {
-            penalise(penalised, logits, seen, penalty)
-        } else {
-            penalised
-        };
-        let effective = if penalised.is_empty() { logits } else { &penalised };
-        let likeliest = argmax(effective);
-        let peak = effective.get(likeliest).copied().unwrap_or(f32::NEG_INFINITY);
-        let certain = self.is_greedy() || !peak.is_finite();
-        if !certain {
-            self.collect(effective, peak);
+        if penalty == 1.0 || penalty <= 0.0 || !penalty.is_finite() {
+            return self.cut_effective(row);
         }
+        let penalised = penalise(std::mem::take(&mut self.penalised), row.logits, seen, penalty);
+        let choice = self.cut_effective(&Row::of(&penalised));
         self.penalised = penalised;
-        self.penalised.clear();
-        certain.then_some(likeliest as u32)
+        choice
+    }
+
+    fn cut_effective(&mut self, row: &Row<'_>) -> Option<u32> {
+        if self.is_greedy() || !row.peak().is_finite() {
+            return Some(row.likeliest() as u32);
+        }
+        self.collect(row.logits, row.peak());
+        None
     }
 
     /// Collects the candidates of finite logits whose maximum is `peak`.
@@ -241,29 +240,6 @@ fn keep_mass(candidates: &mut Vec<Candidate>, share: f64) {
     }
 }
 
-/// The first index of the largest number; 0 when there is none above minus infinity.
-fn argmax(logits: &[f32]) -> usize {
-    // In lanes of their own, so that the compiler can compare sixteen at once: every row of every forward goes through here.
-    const LANES: usize = 16;
-    let (chunks, rest) = logits.as_chunks::<LANES>();
-    let mut greatest = [f32::NEG_INFINITY; LANES];
-    // False for NaN.
-    let greater = |a: f32, b: f32| if b > a { b } else { a };
-    for chunk in chunks {
-        for (greatest, logit) in greatest.iter_mut().zip(chunk) {
-            *greatest = greater(*greatest, *logit);
-        }
-    }
-    let peak = greatest.iter().chain(rest).fold(f32::NEG_INFINITY, |a, b| greater(a, *b));
-    if peak == f32::NEG_INFINITY {
-        return 0;
-    }
-    let holds = |chunk: &[f32; LANES]| chunk.iter().fold(false, |holds, logit| holds | (*logit == peak));
-    let chunk = chunks.iter().position(holds).unwrap_or(chunks.len());
-    let first = chunk * LANES;
-    logits[first..].iter().position(|logit| *logit == peak).map_or(0, |offset| first + offset)
-}
-
 /// Writes `logits` into `out`, those of seen tokens made less likely, each once.
 fn penalise(mut out: Vec<f32>, logits: &[f32], seen: &[u32], penalty: f32) -> Vec<f32> {
     out.clear();
@@ -316,7 +292,7 @@ mod tests {
         let mut sampler = Sampler::new(sampling);
         let mut counts = vec![0; logits.len()];
         for _ in 0..draws {
-            counts[sampler.choose(logits, &[]) as usize] += 1;
+            counts[sampler.choose(&Row::of(logits), &[]) as usize] += 1;
         }
         counts
     }
@@ -324,44 +300,20 @@ mod tests {
     #[test]
     fn greedy_takes_the_first_of_equals_and_ignores_what_is_no_number() {
         let mut sampler = Sampler::new(Sampling::default());
-        assert_eq!(sampler.choose(&[f32::NAN, 1.0, 3.0, 3.0], &[]), 2);
-        assert_eq!(sampler.choose(&[f32::NEG_INFINITY, f32::NEG_INFINITY], &[]), 0);
-        assert_eq!(sampler.choose(&[f32::NAN, f32::NAN], &[]), 0);
-        assert_eq!(sampler.choose(&[1.0, f32::INFINITY, f32::INFINITY], &[]), 1);
+        assert_eq!(sampler.choose(&Row::of(&[f32::NAN, 1.0, 3.0, 3.0]), &[]), 2);
+        assert_eq!(sampler.choose(&Row::of(&[f32::NEG_INFINITY, f32::NEG_INFINITY]), &[]), 0);
+        assert_eq!(sampler.choose(&Row::of(&[f32::NAN, f32::NAN]), &[]), 0);
+        assert_eq!(sampler.choose(&Row::of(&[1.0, f32::INFINITY, f32::INFINITY]), &[]), 1);
     }
 
     #[test]
     fn a_penalty_counts_each_seen_token_once_and_lowers_either_sign() {
         let mut sampler = Sampler::new(Sampling { repetition_penalty: 2.0, ..Sampling::default() });
-        assert_eq!(sampler.choose(&[4.0, 2.5], &[0, 0, 0]), 1);
-        assert_eq!(sampler.choose(&[4.0, 1.5], &[0, 0, 0]), 0);
-        assert_eq!(sampler.choose(&[-1.0, -1.5], &[0]), 1);
+        assert_eq!(sampler.choose(&Row::of(&[4.0, 2.5]), &[0, 0, 0]), 1);
+        assert_eq!(sampler.choose(&Row::of(&[4.0, 1.5]), &[0, 0, 0]), 0);
+        assert_eq!(sampler.choose(&Row::of(&[-1.0, -1.5]), &[0]), 1);
         // A token beyond the vocabulary is nobody's.
-        assert_eq!(sampler.choose(&[4.0, 2.5], &[7]), 0);
-    }
-
-    #[test]
-    fn the_likeliest_is_the_first_of_the_greatest_wherever_it_stands() {
-        for length in [1, 15, 16, 17, 40, 64] {
-            for place in 0..length {
-                let mut logits: Vec<f32> = (0..length).map(|i| (i % 7) as f32 - 9.0).collect();
-                logits[place] = 1.0;
-                assert_eq!(argmax(&logits), place, "{place} of {length}");
-                logits[length - 1] = 1.0;
-                assert_eq!(argmax(&logits), place, "the first of two, {place} of {length}");
-                logits[0] = f32::NAN;
-                assert_eq!(
-                    argmax(&logits),
-                    if place == 0 && length > 1 {
-                        length - 1
-                    } else if length == 1 {
-                        0
-                    } else {
-                        place
-                    }
-                );
-            }
-        }
+        assert_eq!(sampler.choose(&Row::of(&[4.0, 2.5]), &[7]), 0);
     }
 
     #[test]
@@ -397,7 +349,7 @@ mod tests {
         let logits: Vec<f32> = (0..500).map(|i| (i % 7) as f32).collect();
         let stream = |seed| {
             let mut sampler = Sampler::new(Sampling { seed, top_p: 0.95, ..hot() });
-            (0..20).map(|_| sampler.choose(&logits, &[])).collect::<Vec<_>>()
+            (0..20).map(|_| sampler.choose(&Row::of(&logits), &[])).collect::<Vec<_>>()
         };
         assert_eq!(stream(1), stream(1));
         assert_ne!(stream(1), stream(2));
@@ -411,7 +363,7 @@ mod tests {
             let mut sampler = Sampler::new(Sampling { seed, ..sampling });
             let from = drafter.distribution(draft, &[]);
             let drafted = drafter.draw(&from);
-            let token = match sampler.verify(target, &[], drafted, &from) {
+            let token = match sampler.verify(&Row::of(target), &[], drafted, &from) {
                 Verdict::Accepted => {
                     accepted += 1.0;
                     drafted
@@ -473,11 +425,14 @@ mod tests {
         let logits = [1.0, 4.0, 3.0];
         let mut sampler = Sampler::new(Sampling::default());
         let from = Distribution::certain(1);
-        assert_eq!(sampler.verify(&logits, &[], 1, &from), Verdict::Accepted);
-        assert_eq!(sampler.verify(&logits, &[], 2, &Distribution::certain(2)), Verdict::Replaced(1));
+        assert_eq!(sampler.verify(&Row::of(&logits), &[], 1, &from), Verdict::Accepted);
+        assert_eq!(
+            sampler.verify(&Row::of(&logits), &[], 2, &Distribution::certain(2)),
+            Verdict::Replaced(1)
+        );
         // The penalty of what was seen counts, as it would have without a draft.
         let mut sampler = Sampler::new(Sampling { repetition_penalty: 2.0, ..Sampling::default() });
-        assert_eq!(sampler.verify(&logits, &[1], 1, &from), Verdict::Replaced(2));
+        assert_eq!(sampler.verify(&Row::of(&logits), &[1], 1, &from), Verdict::Replaced(2));
     }
 
     #[test]
@@ -487,7 +442,7 @@ mod tests {
         let (mut choosing, mut drawing) = (Sampler::new(sampling), Sampler::new(sampling));
         for _ in 0..50 {
             let from = drawing.distribution(&logits, &[]);
-            assert_eq!(choosing.choose(&logits, &[]), drawing.draw(&from));
+            assert_eq!(choosing.choose(&Row::of(&logits), &[]), drawing.draw(&from));
         }
     }
 
@@ -497,7 +452,7 @@ mod tests {
         let mut sampler = Sampler::new(Sampling { top_p: 0.5, ..hot() });
         for _ in 0..20 {
             // Of equals the lower ids are kept.
-            assert!(sampler.choose(&logits, &[]) <= 24_576);
+            assert!(sampler.choose(&Row::of(&logits), &[]) <= 24_576);
         }
     }
 
@@ -514,7 +469,7 @@ mod tests {
             seed in proptest::num::u64::ANY,
         ) {
             let sampling = Sampling { temperature, top_k, top_p, min_p, repetition_penalty, seed };
-            let token = Sampler::new(sampling).choose(&logits, &seen) as usize;
+            let token = Sampler::new(sampling).choose(&Row::of(&logits), &seen) as usize;
             prop_assert!(token < logits.len());
         }
     }

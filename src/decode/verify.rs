@@ -1,7 +1,7 @@
 //! Verification: which drafted tokens stand, by the target's logits.
 
 use super::draft::Draft;
-use super::{Sampler, Verdict};
+use super::{Row, Sampler, Verdict};
 
 /// What verification made of a draft.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -22,7 +22,7 @@ impl Accepted {
 }
 
 /// Chooses the tokens after `known` and adds them to it: one a row of `logits`, `vocab` long each, as long as it is the drafted one. `ends` says after
-/// each whether the reply ends with it.
+/// each whether the reply ends with it. `margins` takes by how much the greatest logit of each row exceeds the next one.
 ///
 /// Row `i` holds the logits after the `i`-th drafted token; there is one row more than drafted tokens.
 pub fn verify(
@@ -31,16 +31,19 @@ pub fn verify(
     vocab: usize,
     draft: &Draft,
     known: &mut Vec<u32>,
+    margins: &mut Vec<f32>,
     mut ends: impl FnMut(&[u32]) -> bool,
 ) -> Accepted {
     let mut result = Accepted::default();
     for (row, logits) in logits.chunks_exact(vocab).enumerate() {
+        let of_row = Row::of(logits);
+        margins.push(of_row.margin());
         let drafted = draft.tokens.get(row).zip(draft.from.get(row));
         let (token, stands) = match drafted {
-            None => (sampler.choose(logits, known), false),
+            None => (sampler.choose(&of_row, known), false),
             Some((drafted, from)) => {
                 result.tested += 1;
-                match sampler.verify(logits, known, *drafted, from) {
+                match sampler.verify(&of_row, known, *drafted, from) {
                     Verdict::Accepted => (*drafted, true),
                     Verdict::Replaced(token) => (token, false),
                 }
@@ -84,7 +87,7 @@ mod tests {
         let mut known = vec![7];
         let mut sampler = Sampler::new(Sampling::default());
         let ends = |known: &[u32]| known.last() == Some(&stop);
-        let result = verify(&mut sampler, &rows(target), VOCAB, &draft, &mut known, ends);
+        let result = verify(&mut sampler, &rows(target), VOCAB, &draft, &mut known, &mut Vec::new(), ends);
         (known[1..].to_vec(), result)
     }
 

@@ -66,15 +66,19 @@ impl Clock {
 
     /// Runs the engine's own work and gives the time it took, accounted for.
     pub fn measure<T>(&mut self, work: impl FnOnce() -> T) -> (T, Nanos) {
-        let began = Instant::now();
+        let mut laps = Laps::begin();
         let result = work();
-        let took = Nanos::from(began.elapsed());
+        (result, laps.lap(self))
+    }
+
+    /// Accounts for the engine's own work: what counts of it.
+    fn own(&mut self, took: Nanos) -> Nanos {
         match self {
-            Clock::Wall { .. } => (result, took),
-            Clock::Virtual { simulated: true, .. } => (result, Nanos(0)),
+            Clock::Wall { .. } => took,
+            Clock::Virtual { simulated: true, .. } => Nanos(0),
             Clock::Virtual { now, simulated: false } => {
                 now.0 = now.0.saturating_add(took.0);
-                (result, took)
+                took
             }
         }
     }
@@ -101,6 +105,32 @@ impl Clock {
     }
 }
 
+/// Pieces of the engine's own work that follow one another. Looking at real time costs as much as choosing a token, so each piece ends with the
+/// look that the next one begins with.
+pub struct Laps(Instant);
+
+impl Laps {
+    /// The first piece begins.
+    pub fn begin() -> Laps {
+        Laps(Instant::now())
+    }
+
+    /// A piece ends and the next one begins. Gives the time it took, accounted for as by [`Clock::measure`].
+    pub fn lap(&mut self, clock: &mut Clock) -> Nanos {
+        let now = Instant::now();
+        let took = now.saturating_duration_since(std::mem::replace(&mut self.0, now));
+        clock.own(Nanos::from(took))
+    }
+
+    /// When the latest piece ended.
+    pub fn stamp(&self, clock: &Clock) -> Stamp {
+        match clock {
+            Clock::Wall { start, .. } => Stamp(Nanos::from(self.0.saturating_duration_since(*start)).0),
+            Clock::Virtual { now, .. } => *now,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,6 +144,19 @@ mod tests {
         clock.spend(Nanos::from_seconds(1.5));
         assert_eq!(clock.now(), Stamp(3_601_500_000_000));
         assert!(began.elapsed() < Duration::from_secs(60));
+    }
+
+    #[test]
+    fn laps_add_up_to_what_passed() {
+        let mut clock = Clock::start(ClockKind::Virtual, false);
+        let mut laps = Laps::begin();
+        std::thread::sleep(Duration::from_millis(2));
+        let first = laps.lap(&mut clock);
+        let second = laps.lap(&mut clock);
+        assert!(first.0 >= 2_000_000, "{first:?}");
+        assert_eq!((clock.now(), laps.stamp(&clock)), (Stamp(first.0 + second.0), clock.now()));
+        let wall = Clock::start(ClockKind::Wall, false);
+        assert!(Laps::begin().stamp(&wall) <= wall.now());
     }
 
     #[test]

@@ -25,6 +25,9 @@ use crate::event::{Body, Event, LaneId, Nanos};
 use crate::ledger::Latency;
 use crate::model::Loaded;
 
+/// Steps that may pass for one that counts.
+const STEPS_FOR_ONE: usize = 16;
+
 /// How the sequences are.
 #[derive(Debug, Clone, Copy)]
 pub struct Workload<'a> {
@@ -100,7 +103,12 @@ pub fn decode_together(
             told(sequences);
             let steps = measured.entry(sequences).or_default();
             let mut left = workload.steps;
+            // Every sequence takes some steps to begin with, and replies that end make others begin.
+            let mut most = (workload.steps + sequences * workload.prompt_tokens) * STEPS_FOR_ONE + 1_000;
             while left > 0 {
+                most = most.checked_sub(1).ok_or_else(|| {
+                    format!("replies end too soon for {sequences} sequences to decode at once; ask for fewer steps")
+                })?;
                 for _ in scheduler.in_work()..sequences {
                     seed += 1;
                     let request = request(seed, &facts, workload);

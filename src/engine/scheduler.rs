@@ -110,6 +110,8 @@ pub struct Scheduler<'a> {
     stale_reads: u64,
     /// Time that went into choosing tokens.
     sampling: Nanos,
+    /// The margins of the rows taken last; kept to save the allocation.
+    margins: Vec<f32>,
     /// How often state was given back, or the device was to be asked anew: before that, there is no more room than there was.
     releases: u64,
     /// That the device lost all state, found where a request could not be ended for it.
@@ -149,6 +151,7 @@ impl<'a> Scheduler<'a> {
             next_request: 1,
             stale_reads: 0,
             sampling: Nanos(0),
+            margins: Vec::new(),
             releases: 0,
             lost: None,
         }

@@ -79,6 +79,9 @@ pub struct RequestFacts {
     pub prefill: Option<Nanos>,
     /// From arrival to the first reply token.
     pub ttft: Option<Nanos>,
+    /// When its latest token came; `None` before the first and when it has ended.
+    #[serde(skip)]
+    pub(super) last_token: Option<Stamp>,
     /// From the first reply token to the last.
     pub decode: Option<Nanos>,
     /// Forwards of the decoding that other sequences shared, so that its time is no measurement; `None` where nobody told.
@@ -172,6 +175,7 @@ impl RequestFacts {
             computed_tokens: None,
             prefill: None,
             ttft: None,
+            last_token: None,
             decode: None,
             shared_forwards: None,
             output_tokens: None,

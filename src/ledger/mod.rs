@@ -71,7 +71,6 @@ pub struct Ledger {
     now: Stamp,
     first_token: Latency,
     between_tokens: Latency,
-    last_token: BTreeMap<RequestId, Stamp>,
     chunk_curve: CurveFit,
     prefill_curve: CurveFit,
     sparse_costs: breakeven::SparseCosts,
@@ -302,10 +301,11 @@ impl Ledger {
                     first = Some(ttft);
                 }
                 request.text.push_str(text);
+                let before = request.last_token.replace(event.at);
                 if let Some(first) = first {
                     self.record_first_token(id, first);
                 }
-                if let Some(before) = self.last_token.insert(id, event.at) {
+                if let Some(before) = before {
                     self.record_between_tokens(id, event.at.since(before));
                 }
             }
@@ -343,7 +343,7 @@ impl Ledger {
             }
             Body::Resumed { .. } => request.phase = Phase::Prefill,
             Body::Finished { reason, took } => {
-                self.last_token.remove(&id);
+                request.last_token = None;
                 request.reason = Some(*reason);
                 request.took = Some(*took);
                 request.phase = Phase::Done;
@@ -378,6 +378,16 @@ impl Ledger {
     /// One lane.
     pub fn lane(&self, id: LaneId) -> Option<&LaneFacts> {
         self.lanes.get(&id)
+    }
+
+    /// The session that a lane plays: its own, where it was opened on one, that of the lane it was forked from, or else the run's. `None` where
+    /// neither was told.
+    pub fn session_of(&self, id: LaneId) -> Option<&str> {
+        // As many steps up as there are lanes: what a recording tells may go round in circles.
+        let origins = std::iter::successors(Some(id), |id| self.lane(*id)?.parent).take(self.lanes.len());
+        let origin = origins.last().and_then(|id| self.lane(id)).filter(|lane| lane.parent.is_none());
+        let own = origin.map(|lane| lane.title.as_str()).filter(|title| !title.is_empty());
+        own.or_else(|| Some(self.run.as_ref()?.session.as_str()))
     }
 
     /// The requests, in order of arrival.

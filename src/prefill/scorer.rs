@@ -18,7 +18,7 @@ use crate::cache::boundary::Boundaries;
 use crate::cache::companion::{Companion, CompanionFailed, Held, Piece};
 use crate::cache::served::common_prefix;
 use crate::config::{QuerySource, SnapshotPolicy, SpecPrefillConfig};
-use crate::decode::{Sampler, Sampling};
+use crate::decode::{Row, Sampler, Sampling};
 use crate::device::{Executor, KeyWeights, LogitRows, Queries};
 use crate::event::{LaneId, Nanos, RequestId, ScorerStart, Stamp};
 
@@ -333,7 +333,7 @@ impl Scorer {
         // A stop token's query is still taken; nothing after it means anything.
         scoring.stopped |= end > scoring.window && self.stops.contains(&scoring.tokens[end - 1]);
         if wants_logits && !scoring.stopped {
-            scoring.tokens.push(scoring.sampler.choose(&forward.logits, &scoring.tokens));
+            scoring.tokens.push(scoring.sampler.choose(&Row::of(&forward.logits), &scoring.tokens));
         }
         Ok(forward.compute)
     }

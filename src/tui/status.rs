@@ -114,7 +114,8 @@ fn run_words(model: &Model, room: usize) -> String {
     let for_drafter = room.saturating_sub(text::width(&rest) + text::width(&lane) + 6);
     let drafter = speculation::status_words(model, for_drafter.saturating_sub(NAMES_AT_LEAST));
     let rest = drafter.map_or_else(|| rest.clone(), |words| format!("{rest} · {words}"));
-    let (session, name) = (text::sanitise(&run.session), text::sanitise(&run.model));
+    let session = model.ledger().session_of(model.ui.lane).unwrap_or(&run.session);
+    let (session, name) = (text::sanitise(session), text::sanitise(&run.model));
     let for_names = room.saturating_sub(text::width(&rest) + text::width(&lane) + 3);
     let for_name = for_names.saturating_sub(text::width(&session)).max(for_names / 3);
     let (model, for_session) = if for_name < text::width(&name).min(NAME_AT_LEAST) {

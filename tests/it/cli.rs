@@ -79,6 +79,31 @@ pub(crate) fn check_rows(rows: &[Value]) {
     }
 }
 
+#[test]
+fn several_sessions_replay_at_once_each_as_it_does_by_itself() {
+    let replay = |sessions: &[&str]| {
+        let sessions: Vec<&str> = sessions.iter().flat_map(|session| ["--session", session]).collect();
+        let sim = ["replay", "--device", "sim", "--json", "--set", "cache.snapshot_policy=every"];
+        rows(&succeed(&[&sim[..], &sessions].concat()))
+    };
+    let of_lane = |rows: &[Value], lane: &str| -> Vec<Value> {
+        rows.iter().filter(|row| row["lane"] == lane).cloned().collect()
+    };
+    // What a request restores does not depend on who runs beside it, as long as there is room for all; how long it takes does, and what the
+    // pseudo-model says, whose vocabulary numbers words in the order in which it meets them.
+    let told = |rows: &[Value]| -> Vec<_> {
+        let keys = ["turn", "prompt_tokens", "checkpoint_tokens", "cliff", "cause"];
+        rows.iter().map(|row| keys.map(|key| row[key].clone())).collect()
+    };
+    let both = replay(&["quick", "tools-change"]);
+    for (lane, session) in [("A", "quick"), ("B", "tools-change")] {
+        let own = of_lane(&both, lane);
+        check_rows(&own);
+        assert_eq!(told(&own), told(&replay(&[session])), "{session}");
+    }
+    assert_eq!(both, replay(&["quick", "tools-change"]), "and it repeats exactly");
+}
+
 /// Every command with its full name, subcommands behind those they belong to.
 fn commands(root: &clap::Command) -> Vec<(String, &clap::Command)> {
     let mut all = Vec::new();

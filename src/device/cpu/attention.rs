@@ -304,9 +304,11 @@ fn soften<I: Isa>(
     weights: &mut [f32; TILE],
 ) {
     let least = isa.splat(f32::NEG_INFINITY);
-    let scores: [I::F; VECTORS] = std::array::from_fn(|v| {
-        isa.keep_first(isa.load(&scores[v]), seen.end.saturating_sub(v * LANES), least)
-    });
+    let mut seen_scores = [least; VECTORS];
+    for (v, score) in seen_scores.iter_mut().enumerate() {
+        *score = isa.keep_first(isa.load(&scores[v]), seen.end.saturating_sub(v * LANES), least);
+    }
+    let scores = seen_scores;
     let before = state[0];
     let mut greatest = scores[0];
     for v in &scores[1..] {
@@ -352,7 +354,7 @@ impl<E: Element, const N: usize> Task for Scores<'_, E, N> {
         let mut sums = [[isa.splat(0.0); VECTORS]; N];
         for (keys, q) in self.keys.iter().zip(self.q) {
             let (keys, _) = keys.as_chunks::<LANES>();
-            let keys: [I::F; VECTORS] = std::array::from_fn(|v| E::load(isa, &keys[v]));
+            let keys: [I::F; VECTORS] = E::load_all(isa, keys);
             for i in 0..N {
                 let q = isa.splat(q[i]);
                 for v in 0..VECTORS {
@@ -404,13 +406,12 @@ impl<E: Element, const N: usize, const V: usize> Task for Accumulate<'_, E, N, V
         let Accumulate { weights, values, states, stride, column } = self;
         let size = State::elements(stride);
         let at = |i: usize| i * size + 2 * LANES + column;
-        let mut sums: [[I::F; V]; N] = std::array::from_fn(|i| {
-            let (x, _) = states[at(i)..at(i) + V * LANES].as_chunks::<LANES>();
-            std::array::from_fn(|v| isa.load(&x[v]))
-        });
+        let mut sums = [[isa.splat(0.0); V]; N];
+        for (i, sums) in sums.iter_mut().enumerate() {
+            *sums = f32::load_all(isa, states[at(i)..at(i) + V * LANES].as_chunks().0);
+        }
         for (key, values) in values.chunks_exact(stride).enumerate().take(TILE) {
-            let (x, _) = values[column..column + V * LANES].as_chunks::<LANES>();
-            let x: [I::F; V] = std::array::from_fn(|v| E::load(isa, &x[v]));
+            let x: [I::F; V] = E::load_all(isa, values[column..column + V * LANES].as_chunks().0);
             for i in 0..N {
                 let weight = isa.splat(weights[i][key]);
                 for v in 0..V {

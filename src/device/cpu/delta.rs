@@ -441,10 +441,12 @@ fn keep_from<I: Isa, const V: usize>(
 #[inline(always)]
 fn difference<I: Isa, const V: usize>(isa: I, held: [I::F; V], value: &[f32], write: f32) -> [I::F; V] {
     let write = isa.splat(write);
-    std::array::from_fn(|v| {
+    let mut differences = held;
+    for (v, difference) in differences.iter_mut().enumerate() {
         let value = load_some(isa, &value[(v * LANES).min(value.len())..]);
-        isa.mul(isa.sub(value, held[v]), write)
-    })
+        *difference = isa.mul(isa.sub(value, *difference), write);
+    }
+    differences
 }
 
 /// `S ← S + k·differenceᵀ`; gives `Sᵀq`.

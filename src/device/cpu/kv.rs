@@ -21,6 +21,15 @@ const _: () = assert!(PAGE_MULTIPLE.is_multiple_of(TILE), "a page is whole tiles
 pub(super) trait Element: Pod + Send + Sync {
     /// Sixteen of them, widened.
     fn load<I: Isa>(isa: I, x: &[Self; LANES]) -> I::F;
+    /// The first `V` sixteens of them, widened.
+    #[inline(always)]
+    fn load_all<I: Isa, const V: usize>(isa: I, x: &[[Self; LANES]]) -> [I::F; V] {
+        let mut loaded = [isa.splat(0.0); V];
+        for (loaded, x) in loaded.iter_mut().zip(&x[..V]) {
+            *loaded = Self::load(isa, x);
+        }
+        loaded
+    }
     /// Rounds to the nearest, and to the greatest finite where that would be infinite.
     fn narrow(x: f32) -> Self;
     /// Widens.

@@ -191,8 +191,9 @@ pub(super) fn quantise_group<I: Isa>(isa: I, x: &mut [I::F; 2], out: &mut [i8; G
     let scale = greatest / 127.0;
     let (factor, less) = (isa.splat(127.0 / greatest), isa.splat(-scale));
     let (out, _) = out.as_chunks_mut::<LANES>();
-    let whole = x.map(|x| isa.round(isa.mul(x, factor)));
+    let mut whole = *x;
     for i in 0..2 {
+        whole[i] = isa.round(isa.mul(x[i], factor));
         isa.store_i8(whole[i], &mut out[i]);
         x[i] = isa.fma(whole[i], less, x[i]);
     }

@@ -7,9 +7,9 @@ use super::{Scheduler, StepOutcome, end_reply};
 use crate::cache::pool::SlotRef;
 use crate::decode::controller::Outcome;
 use crate::decode::draft::Draft;
-use crate::decode::{self, Accepted, verify};
+use crate::decode::{Accepted, verify};
 use crate::device::{DeviceError, Executor, LogitRows, PageId, Span, StateFlow};
-use crate::engine::clock::Clock;
+use crate::engine::clock::{Clock, Laps};
 use crate::engine::emitter::Emitter;
 use crate::engine::sequence::Sequence;
 use crate::event::{
@@ -45,7 +45,7 @@ pub(super) struct Left<'a> {
     logits: &'a [f32],
     audits: bool,
     /// The cycle, to be told.
-    cycle: Option<Cycle>,
+    cycle: Option<Box<Cycle>>,
     ended: Option<FinishReason>,
 }
 
@@ -85,46 +85,49 @@ impl Scheduler<'_> {
         let prompt = sequence.prompt_tokens();
         let (stops, most) = (self.text.end_of_turn(), sequence.submission.max_output_tokens);
         let end = |known: &[u32]| end_of(known, prompt, stops, most, context);
-        let (Sequence { sampler, tokens, .. }, logits) = (&mut *sequence, rows.logits);
-        let (Accepted { tokens: emitted, tested, ended_drafted }, sample) =
-            clock.measure(|| verify(sampler, logits, vocab, &draft, tokens, |known| end(known).is_some()));
-
+        let (Sequence { sampler, tokens, .. }, margins) = (&mut *sequence, &mut self.margins);
+        margins.clear();
+        let mut laps = Laps::begin();
+        let Accepted { tokens: emitted, tested, ended_drafted } =
+            verify(sampler, rows.logits, vocab, &draft, tokens, margins, |known| end(known).is_some());
+        let sample = laps.lap(clock);
         self.sampling.0 += sample.0;
         // The last of them is new to the target: the tokens before it are what was computed of use.
         let decoding = first > 0;
         let kept = if decoding { work.start + emitted } else { work.end };
         let rewound = work.flow.filter(|_| kept < work.end);
-        let executor = &mut *self.executor;
-        let (rolled_back, rollback) = match rewound {
-            Some(flow) => clock.measure(|| executor.rewind(flow, emitted)),
-            // Most steps take nothing back, and looking at the clock for each sequence costs as much as choosing its token.
-            None => (Ok(()), Nanos(0)),
+        let rollback = match rewound {
+            Some(flow) => {
+                let rewound = self.executor.rewind(flow, emitted);
+                let took = laps.lap(clock);
+                rewound?;
+                took
+            }
+            None => Nanos(0),
         };
-        rolled_back?;
         let sequence = &mut self.running[work.sequence];
-        let cache = &mut self.cache;
-        let (pieces, commit) = clock.measure(|| {
-            sequence.computed = kept;
-            match &mut sequence.recurrent {
-                Some(state) if work.apart => state.advance_apart(work.end, cache),
-                Some(state) => state.advance(work.end, cache),
-                None => {}
-            }
-            if let Some(entries) = &mut sequence.head {
-                entries.forget(kept);
-            }
-            pieces(sequence, first, self.text, |known| end(known))
-        });
+        sequence.computed = kept;
+        match &mut sequence.recurrent {
+            Some(state) if work.apart => state.advance_apart(work.end, &mut self.cache),
+            Some(state) => state.advance(work.end, &mut self.cache),
+            None => {}
+        }
+        if let Some(entries) = &mut sequence.head {
+            entries.forget(kept);
+        }
+        let pieces = pieces(sequence, first, self.text, |known| end(known));
+        let commit = laps.lap(clock);
         let drafting = proposal.took;
         if decoding {
             sequence.shared_forwards += u64::from(rows.neighbours > 0);
             sequence.decode.0 += rows.compute.0 + drafting.0 + sample.0 + rollback.0 + commit.0;
         }
         let ended = pieces.last().and_then(|piece| piece.end);
-        for (offset, (piece, logits)) in pieces.into_iter().zip(rows.logits.chunks_exact(vocab)).enumerate() {
+        let at = laps.stamp(clock);
+        for (offset, (piece, margin)) in pieces.into_iter().zip(&self.margins).enumerate() {
             let Piece { token, text, .. } = piece;
-            let (index, margin) = ((first + offset) as u64, Some(decode::margin(logits)));
-            out.emit(clock.now(), lane, request, Body::Token { token, text, index, margin });
+            let (index, margin) = ((first + offset) as u64, Some(*margin));
+            out.emit(at, lane, request, Body::Token { token, text, index, margin });
         }
         let mut cycle = None;
         if let Some(speculating) = sequence.speculating.as_mut().filter(|_| decoding) {
@@ -139,7 +142,7 @@ impl Scheduler<'_> {
             let seen = if ended_drafted { (accepted + 1, accepted + 1) } else { seen };
             let took = took.filter(|_| !ended_drafted);
             speculating.observe(&Outcome { depth, drafted: seen.0, accepted: seen.1, took });
-            cycle = proposal.depth.map(|depth| Cycle {
+            let told = proposal.depth.map(|depth| Cycle {
                 first: first as u64,
                 context_tokens: work.start as u64,
                 depth,
@@ -156,6 +159,7 @@ impl Scheduler<'_> {
                 experts: rows.experts.filter(|_| alone),
                 audit: None,
             });
+            cycle = told.map(Box::new);
         }
         let request = sequence.request;
         Ok(Left { request, work: *work, kept, before, logits: rows.logits, audits, cycle, ended })
@@ -176,7 +180,7 @@ impl Scheduler<'_> {
             if audits {
                 cycle.audit = self.audit(&work, kept, before, logits)?;
             }
-            out.emit(clock.now(), lane, Some(request), Body::Cycled(Box::new(cycle)));
+            out.emit(clock.now(), lane, Some(request), Body::Cycled(cycle));
         }
         if let Some(reason) = ended {
             outcome.phases.push((request, Phase::Decode));

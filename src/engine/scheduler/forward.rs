@@ -16,9 +16,8 @@ use crate::engine::sequence::{Sequence, Stage};
 use crate::event::{Body, DeviceMemory, Nanos, Phase, RequestId, ShrunkChunk, Stamp};
 use crate::recovery::job::End;
 
-/// What a span borrows.
+/// What a span borrows, but for its pages.
 struct SpanParts<'a> {
-    pages: Vec<PageId>,
     tokens: Cow<'a, [u32]>,
     positions: Option<Vec<u32>>,
 }
@@ -29,11 +28,7 @@ impl<'a> SpanParts<'a> {
         if work.drafted > 0 {
             tokens.to_mut().extend_from_slice(&sequence.drafted()[..work.drafted]);
         }
-        SpanParts {
-            pages: sequence.pages.iter().map(|page| page.id()).collect(),
-            tokens,
-            positions: sequence.positions_at(work.start..work.end),
-        }
+        SpanParts { tokens, positions: sequence.positions_at(work.start..work.end) }
     }
 }
 
@@ -285,11 +280,15 @@ impl Scheduler<'_> {
     ) -> Result<Forward, DeviceError> {
         let parts: Vec<SpanParts<'_>> =
             work.iter().map(|w| SpanParts::of(&self.running[w.sequence], w)).collect();
+        // The pages of all spans in one list: with many sequences a list for each is most of what a step allocates.
+        let of_span = |w: &Work| self.running[w.sequence].pages.iter().map(|page| page.id());
+        let pages: Vec<PageId> = work.iter().flat_map(of_span).collect();
+        let mut pages = &pages[..];
         let spans: Vec<Span<'_>> = work
             .iter()
             .zip(&parts)
             .map(|(w, parts)| Span {
-                pages: &parts.pages,
+                pages: pages.split_off(..self.running[w.sequence].pages.len()).unwrap_or_default(),
                 start: w.start,
                 tokens: &parts.tokens,
                 positions: parts.positions.as_deref(),
@@ -316,8 +315,9 @@ impl Scheduler<'_> {
         out: &mut Emitter,
     ) {
         let (mut refused, mut cramped) = (Vec::new(), Vec::new());
+        let now = clock.now();
         for w in work.iter() {
-            match self.extend_state(w.sequence, w.end, clock.now()) {
+            match self.extend_state(w.sequence, w.end, now) {
                 Ok(()) => {}
                 Err(problem) if problem.wants_room() && self.running.len() > 1 => cramped.push(w.sequence),
                 Err(problem) => refused.push((self.running[w.sequence].request, problem)),
@@ -406,7 +406,7 @@ impl Scheduler<'_> {
         let prefilling = work.iter().any(|w| self.running[w.sequence].stage == Stage::Prefilling);
         let device = self.device_memory().filter(|_| prefilling);
         let (mut logits, mut hidden) = (&forward.logits[..], &forward.hidden[..]);
-        let (mut failed, mut left) = (Vec::new(), Vec::new());
+        let (mut failed, mut left) = (Vec::new(), Vec::with_capacity(work.len()));
         for w in work {
             let (of_span, rest) = logits.split_at(w.rows() * vocab);
             logits = rest;

@@ -9,7 +9,7 @@ use super::vocabulary::{UNSEEN, Vocabulary};
 /// Characters of a piece at most, its leading space included.
 const PIECE_CHARS: usize = 6;
 
-/// Short words, so that replies of the `sim` device read like text. None has five letters: [`reserved_word`] makes those.
+/// Short words, so that replies of the `sim` device read like text. None has five letters: [`append_reserved_word`] makes those.
 const WORDS: [&str; 64] = [
     "the", "a", "of", "and", "to", "in", "it", "is", "be", "as", "at", "so", "we", "he", "by", "or", "on",
     "do", "if", "me", "my", "up", "an", "go", "no", "us", "am", "not", "for", "you", "with", "from", "this",
@@ -38,7 +38,12 @@ struct Interned {
 
 impl Synthetic {
     pub(super) fn new(reserved: u32, specials: u32) -> Synthetic {
-        let ids = (0..reserved).map(|id| (reserved_word(id), id)).rev().collect();
+        let word = |id| {
+            let mut word = Vec::new();
+            append_reserved_word(id, &mut word);
+            String::from_utf8_lossy(&word).into_owned()
+        };
+        let ids = (0..reserved).map(|id| (word(id), id)).rev().collect();
         let interned = Mutex::new(Interned { ids, pieces: Vec::new() });
         Synthetic { reserved, first: reserved.saturating_add(specials), interned }
     }
@@ -76,7 +81,7 @@ impl Vocabulary for Synthetic {
 
     fn append_bytes(&self, id: u32, out: &mut Vec<u8>) {
         if id < self.reserved {
-            out.extend_from_slice(reserved_word(id).as_bytes());
+            append_reserved_word(id, out);
         } else if let Some(index) = id.checked_sub(self.first)
             && let Some(piece) = self.interned().pieces.get(index as usize)
         {
@@ -89,18 +94,17 @@ impl Vocabulary for Synthetic {
     }
 }
 
-/// The word `id` decodes to, with its leading space: a real word first, then pseudo-words of five letters.
-fn reserved_word(id: u32) -> String {
+/// Appends the word `id` decodes to, with its leading space: a real word first, then pseudo-words of five letters.
+fn append_reserved_word(id: u32, out: &mut Vec<u8>) {
+    out.push(b' ');
     if let Some(word) = WORDS.get(id as usize) {
-        return format!(" {word}");
+        return out.extend_from_slice(word.as_bytes());
     }
     let mut rest = id as usize - WORDS.len();
-    let mut word = String::from(" ");
     for letters in [&CONSONANTS[..], &VOWELS[..], &CONSONANTS[..], &VOWELS[..], &CONSONANTS[..]] {
-        word.push(char::from(letters[rest % letters.len()]));
+        out.push(letters[rest % letters.len()]);
         rest /= letters.len();
     }
-    word
 }
 
 #[derive(PartialEq, Clone, Copy)]

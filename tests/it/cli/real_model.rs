@@ -58,6 +58,27 @@ fn the_cache_and_its_snapshots_change_no_word_of_a_hybrid_s_replies() {
     assert_eq!(said(&["cache.block_tokens=64", "scheduler.chunk_tokens=100"]), anew, "other cuts");
 }
 
+/// Their forwards are shared, and so are pages and slots.
+#[test]
+fn sessions_side_by_side_change_no_word_of_each_other_s_replies() {
+    let said = |sessions: &[&str]| {
+        let sessions = sessions.iter().flat_map(|session| ["--session", session]).collect::<Vec<_>>();
+        let short = ["replay", "--json", "--set", "replay.max_output_tokens=4"];
+        let output = run(&[&short[..], &sessions].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        let mut said: std::collections::BTreeMap<String, Vec<Value>> = Default::default();
+        for row in rows(stdout(&output)) {
+            assert_eq!(row["error"], Value::Null, "{row}");
+            let lane = row["lane"].as_str().unwrap().to_owned();
+            said.entry(lane).or_default().push(row["output_sha256"].clone());
+        }
+        said.into_values().collect::<Vec<_>>()
+    };
+    let sessions = ["quick", "tools-change", "quick"];
+    let alone: Vec<_> = sessions.iter().flat_map(|session| said(&[session])).collect();
+    assert_eq!(said(&sessions), alone);
+}
+
 #[test]
 fn every_bundled_session_replays_on_smollm2_as_far_as_its_context_reaches() {
     const CONTEXT: u64 = 8_192;

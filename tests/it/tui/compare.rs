@@ -12,7 +12,7 @@ use escarp::tui::panes::transcript::WrapCache;
 use super::sample::{Run, Turn};
 use super::{ANSI, Bench, MONO_ASCII, rows, snapshot};
 
-fn bench(names: &[&str], news: Vec<News>) -> Bench {
+pub(super) fn bench(names: &[&str], news: Vec<News>) -> Bench {
     let names = names.iter().map(|name| (*name).to_owned()).collect();
     let mut bench =
         Bench { model: Model::live(names, LogRing::default()), wrapped: WrapCache::default(), theme: ANSI };
@@ -20,7 +20,7 @@ fn bench(names: &[&str], news: Vec<News>) -> Bench {
     bench
 }
 
-fn told(lane: usize, events: Vec<Event>) -> impl Iterator<Item = News> {
+pub(super) fn told(lane: usize, events: Vec<Event>) -> impl Iterator<Item = News> {
     events.into_iter().map(move |event| News::Event { lane, event })
 }
 

@@ -161,6 +161,22 @@ fn editing_a_turn_forks_and_brings_the_new_lane_into_view() {
 }
 
 #[test]
+fn the_header_names_the_session_of_the_lane_in_view() {
+    let mut run = Run::new();
+    let opened = |parent, title: &str| Body::LaneOpened { parent, at_turn: None, title: title.into() };
+    run.say(Some(1), None, opened(None, "Another session"));
+    run.say(Some(2), None, opened(Some(LaneId(1)), "B edited at turn 2"));
+    let mut bench = Bench::live(run.events());
+    let header = |bench: &mut Bench| bench.text(120, 40).lines().next().unwrap_or_default().to_owned();
+    assert!(header(&mut bench).contains("tools-change · lane A"), "{}", header(&mut bench));
+    for lane in ["B", "C"] {
+        bench.press(']');
+        let header = header(&mut bench);
+        assert!(header.contains(&format!("Another session · lane {lane}")), "{header}");
+    }
+}
+
+#[test]
 fn the_session_can_be_walked_with_arrows_and_letters() {
     let mut bench = sample();
     bench.frame(120, 40);

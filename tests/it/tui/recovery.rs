@@ -9,7 +9,7 @@ use escarp::recovery::standing::Why;
 use escarp::tui::app::{Effect, Pane};
 
 use super::sample::{Owing, Run};
-use super::{Bench, MONO_ASCII, rows, snapshot};
+use super::{Bench, MONO_ASCII, compare, rows, snapshot};
 
 const JOB: JobId = JobId(1);
 const MS: u64 = 1_000_000;
@@ -395,5 +395,26 @@ fn every_size_draws_the_recovery_view() {
         {
             bench.frame(width, height);
         }
+    }
+}
+
+#[test]
+fn cards_side_by_side_say_what_recovery_has_paid_and_of_whose_time() {
+    let mut sparse = Told::new();
+    sparse.run = Run::with(|run| run.recovery = Some(facts(false)));
+    sparse.turn(1_900, 0, 1_792, Route::Dense, None);
+    sparse.turn(6_000, 1_792, 1_792, Route::Sparse, None);
+    sparse.turn(6_700, 1_792, 1_792, Route::Sparse, None);
+    let make = || {
+        let recovering = compare::told(1, extended().run.events());
+        let news = compare::told(0, sparse.run.peek().to_vec()).chain(recovering);
+        compare::bench(&["sparse", "progressive"], news.collect())
+    };
+    for (width, height) in [(80, 24), (160, 48)] {
+        snapshot(&format!("recovery-cards-{width}x{height}"), &make().frame(width, height));
+    }
+    let text = make().text(160, 48);
+    for words in ["no recovery", "recovered 3,840/6,656", "pub 8", "waited 62ms"] {
+        assert!(text.contains(words), "{words} is missing in\n{text}");
     }
 }

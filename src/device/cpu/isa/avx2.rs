@@ -42,6 +42,18 @@ fn quad(_: Avx2, a: &[i8; GROUP], index: usize) -> __m256i {
     unsafe { _mm256_set1_epi32(i32::from_le_bytes(bytes)) }
 }
 
+/// The same activations, as far as anyone can tell another array: what both halves of a tile broadcast would otherwise be kept for the second, and
+/// there are fewer registers than that.
+#[inline(always)]
+fn afresh<const N: usize>(a: &[[i8; GROUP]; N]) -> &[[i8; GROUP]; N] {
+    let mut at: *const [[i8; GROUP]; N] = a;
+    // SAFETY: there is no instruction in it, so the pointer stays what it is: a reference.
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(reg) at, options(pure, nomem, nostack, preserves_flags));
+        &*at
+    }
+}
+
 /// 32 bytes of a packed group: four columns of eight rows.
 #[inline(always)]
 fn bytes(_: Avx2, w: &[u8], index: usize) -> __m256i {
@@ -58,6 +70,42 @@ fn nibbles(_: Avx2, packed: __m256i) -> (__m256i, __m256i) {
         let nibble = _mm256_set1_epi8(15);
         let high = _mm256_and_si256(_mm256_srli_epi16::<4>(packed), nibble);
         (_mm256_and_si256(packed, nibble), high)
+    }
+}
+
+/// Rows of activations whose two accumulators each for [`dots_u8`] find place in registers beside what they are made of.
+const ROWS_HELD: usize = 4;
+
+/// [`Isa::dot_u8`] of so many rows.
+#[inline(always)]
+fn dots_u8<const N: usize>(
+    isa: Avx2,
+    w: &[u8; U8_GROUP],
+    a: &[[i8; GROUP]; N],
+    init: &[i32; N],
+    sums: &mut [[__m256i; 2]; N],
+) {
+    // SAFETY: the token proves AVX2; nothing here touches memory but through references.
+    unsafe {
+        let (ones, sixteens) = (_mm256_set1_epi16(1), _mm256_set1_epi16(16));
+        for half in 0..2 {
+            let a = afresh(a);
+            // Whole bytes would saturate `vpmaddubsw`, so the nibbles go separately, as in `dot_u4`.
+            let mut narrow = [[_mm256_setzero_si256(); 2]; N];
+            for i in 0..8 {
+                let (low, high) = nibbles(isa, bytes(isa, w, 2 * i + half));
+                for (sum, a) in narrow.iter_mut().zip(a) {
+                    let a = quad(isa, a, i);
+                    sum[0] = _mm256_add_epi16(sum[0], _mm256_maddubs_epi16(low, a));
+                    sum[1] = _mm256_add_epi16(sum[1], _mm256_maddubs_epi16(high, a));
+                }
+            }
+            for ((sum, narrow), init) in sums.iter_mut().zip(narrow).zip(init) {
+                let low = _mm256_madd_epi16(narrow[0], ones);
+                let high = _mm256_madd_epi16(narrow[1], sixteens);
+                sum[half] = _mm256_add_epi32(_mm256_set1_epi32(*init), _mm256_add_epi32(low, high));
+            }
+        }
     }
 }
 
@@ -187,7 +235,7 @@ impl Isa for Avx2 {
     fn round(self, v: Pair) -> Pair {
         const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
         // SAFETY: `self` proves AVX2.
-        v.map(|v| unsafe { _mm256_round_ps::<NEAREST>(v) })
+        unsafe { [_mm256_round_ps::<NEAREST>(v[0]), _mm256_round_ps::<NEAREST>(v[1])] }
     }
 
     #[inline(always)]
@@ -219,6 +267,7 @@ impl Isa for Avx2 {
             let mut sums = [[_mm256_setzero_si256(); 2]; N];
             let ones = _mm256_set1_epi16(1);
             for half in 0..2 {
+                let a = afresh(a);
                 // A pair of products is at most 2·15·127 = 3810 in magnitude, and a lane takes eight pairs: 30480 fits i16.
                 let mut narrow = [_mm256_setzero_si256(); N];
                 for i in 0..4 {
@@ -244,29 +293,17 @@ impl Isa for Avx2 {
         a: &[[i8; GROUP]; N],
         init: [i32; N],
     ) -> [[__m256i; 2]; N] {
-        // SAFETY: `self` proves AVX2; nothing here touches memory but through references.
-        unsafe {
-            let mut sums = [[_mm256_setzero_si256(); 2]; N];
-            let (ones, sixteens) = (_mm256_set1_epi16(1), _mm256_set1_epi16(16));
-            for half in 0..2 {
-                // Whole bytes would saturate `vpmaddubsw`, so the nibbles go separately, as in `dot_u4`.
-                let mut narrow = [[_mm256_setzero_si256(); 2]; N];
-                for i in 0..8 {
-                    let (low, high) = nibbles(self, bytes(self, w, 2 * i + half));
-                    for (sum, a) in narrow.iter_mut().zip(a) {
-                        let a = quad(self, a, i);
-                        sum[0] = _mm256_add_epi16(sum[0], _mm256_maddubs_epi16(low, a));
-                        sum[1] = _mm256_add_epi16(sum[1], _mm256_maddubs_epi16(high, a));
-                    }
-                }
-                for ((sum, narrow), init) in sums.iter_mut().zip(narrow).zip(init) {
-                    let low = _mm256_madd_epi16(narrow[0], ones);
-                    let high = _mm256_madd_epi16(narrow[1], sixteens);
-                    sum[half] = _mm256_add_epi32(_mm256_set1_epi32(init), _mm256_add_epi32(low, high));
-                }
+        // SAFETY: `self` proves AVX2.
+        let mut sums = unsafe { [[_mm256_setzero_si256(); 2]; N] };
+        if N == 2 * ROWS_HELD {
+            let (of_a, of_init) = (a.as_chunks().0, init.as_chunks().0);
+            for ((a, init), sums) in of_a.iter().zip(of_init).zip(sums.as_chunks_mut().0) {
+                dots_u8::<ROWS_HELD>(self, w, a, init, sums);
             }
-            sums
+        } else {
+            dots_u8::<N>(self, w, a, &init, &mut sums);
         }
+        sums
     }
 
     #[inline(always)]

@@ -45,6 +45,9 @@ pub(super) const U4_GROUP: usize = LANES * GROUP / 2;
 pub(super) const U8_GROUP: usize = LANES * GROUP;
 
 /// The operations kernels are written in.
+///
+/// A closure handed to a function of the standard library (`array::map`, `array::from_fn`) is compiled without the instructions, and where it is not
+/// inlined every operation in it becomes a call. So lanes go through loops.
 pub(super) trait Isa: Copy + Send + Sync {
     /// Sixteen f32.
     type F: Copy;

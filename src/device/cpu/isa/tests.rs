@@ -6,6 +6,9 @@ use super::super::elementwise::{exp, silu_times};
 use super::super::kernel::{Kernel, Task};
 use super::*;
 
+/// Rows of the largest block.
+const MOST_ROWS: usize = 8;
+
 /// Inputs of one call of every operation.
 #[derive(Debug, Clone)]
 struct Inputs {
@@ -18,7 +21,7 @@ struct Inputs {
     u4: Vec<u8>,
     u8: Vec<u8>,
     activations: Vec<[i8; GROUP]>,
-    init: [i32; 3],
+    init: [i32; MOST_ROWS],
 }
 
 /// The bits of all results.
@@ -49,10 +52,12 @@ impl Task for Everything<'_> {
             exp(isa, small),
             silu_times(isa, small, b),
         ];
-        let dots = x.activations.first_chunk::<3>().zip(x.u4.first_chunk()).zip(x.u8.first_chunk());
-        let ((activations, u4), u8) = dots.unwrap();
-        let sums = [isa.dot_u4(u4, activations, x.init), isa.dot_u8(u8, activations, x.init)];
-        for v in results.into_iter().chain(sums.into_iter().flatten().map(|sum| isa.to_f32(sum))) {
+        let mut sums = Vec::new();
+        dots::<I, 1>(isa, x, &mut sums);
+        dots::<I, 3>(isa, x, &mut sums);
+        dots::<I, 5>(isa, x, &mut sums);
+        dots::<I, MOST_ROWS>(isa, x, &mut sums);
+        for v in results.into_iter().chain(sums.into_iter().map(|sum| isa.to_f32(sum))) {
             let mut out = [0.0; LANES];
             isa.store(v, &mut out);
             bits.extend(out.map(f32::to_bits));
@@ -63,6 +68,14 @@ impl Task for Everything<'_> {
         bits.extend([isa.sum(a), isa.greatest(a)].map(f32::to_bits));
         bits
     }
+}
+
+/// The dot products of the first `N` rows.
+#[inline(always)]
+fn dots<I: Isa, const N: usize>(isa: I, x: &Inputs, sums: &mut Vec<I::I>) {
+    let (activations, init) = (x.activations.first_chunk::<N>().unwrap(), *x.init.first_chunk().unwrap());
+    sums.extend(isa.dot_u4(x.u4.first_chunk().unwrap(), activations, init));
+    sums.extend(isa.dot_u8(x.u8.first_chunk().unwrap(), activations, init));
 }
 
 fn numbers(range: std::ops::Range<f32>) -> impl Strategy<Value = [f32; LANES]> {
@@ -79,8 +92,8 @@ prop_compose! {
         keep in 0usize..20,
         u4 in proptest::collection::vec(any::<u8>(), U4_GROUP),
         u8 in proptest::collection::vec(any::<u8>(), U8_GROUP),
-        activations in proptest::collection::vec(proptest::array::uniform32(-127i8..=127), 3),
-        init in proptest::array::uniform3(-100_000i32..100_000),
+        activations in proptest::collection::vec(proptest::array::uniform32(-127i8..=127), MOST_ROWS),
+        init in proptest::array::uniform8(-100_000i32..100_000),
     ) -> Inputs {
         Inputs { a, b, c, small, halves, keep, u4, u8, activations, init }
     }
@@ -108,8 +121,8 @@ fn extreme_dot_products_are_exact() {
             keep: 3,
             u4: vec![weight; U4_GROUP],
             u8: vec![weight; U8_GROUP],
-            activations: vec![[activation; GROUP]; 3],
-            init: [0, 1, -1],
+            activations: vec![[activation; GROUP]; MOST_ROWS],
+            init: [0, 1, -1, 2, -2, 3, -3, 4],
         };
         let expected = Kernel::Portable.dispatch(Everything(&inputs));
         for kernel in Kernel::ALL.into_iter().filter(|kernel| kernel.is_available()) {
