@@ -56,7 +56,8 @@ pub struct RecoverySums {
     pub worst_delay_s: Option<f64>,
     /// Jobs that ended before all they were to recover was published, those left out that the engine's own end ended.
     pub dropped: u64,
-    /// By how much the summed time to the first token of the sparse lane without recovery exceeds this one's, seconds; `None` without such a lane.
+    /// By how much the summed time to the first token of the sparse lane without recovery exceeds this one's, seconds. `None` without such a lane, and
+    /// where all are compared with that one anyway.
     pub lead_over_sparse_s: Option<Spread>,
 }
 
@@ -215,7 +216,10 @@ impl Comparison {
     }
 
     fn lead_over_sparse(&self, lane: usize, places: &[Place]) -> Option<Spread> {
-        let sparse = self.names().iter().position(|name| name == SPARSE).filter(|sparse| *sparse != lane)?;
+        let sparse = self.names().iter().position(|name| name == SPARSE)?;
+        if sparse == lane || sparse == self.base() {
+            return None;
+        }
         let last = places.len().checked_sub(1)?;
         let sum = |repeat: &Repeat, lane: usize| repeat.sums(lane, lane, places).0.get(last)?.ttft_sum;
         Spread::of(self.all().iter().map(|repeat| Some(sum(repeat, sparse)? - sum(repeat, lane)?)))

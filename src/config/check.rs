@@ -36,7 +36,7 @@ pub(super) fn check(config: &Config) -> Result<(), Refused> {
         model.device.kind() != DeviceKind::Mlx || model.precision != PrecisionSetting::Int8,
         "model.precision",
         "int8",
-        "\"auto\" or \"f32\" on the mlx device, which has no 8-bit activations",
+        "\"auto\" or \"f32\" on the mlx device, which has no integer activations",
     )?;
     for (key, path) in [("model.path", &model.path), ("model.draft", &model.draft)] {
         let names_something = path.as_ref().is_none_or(|path| !path.as_os_str().is_empty());

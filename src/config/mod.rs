@@ -121,7 +121,7 @@ impl From<Precision> for PrecisionSetting {
 /// Precision of linear layers on the `cpu` device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precision {
-    /// Weights as the file quantises them, activations in i8.
+    /// Weights as the file quantises them, activations in i16.
     Int8,
     /// Everything in f32, for parity with reference implementations.
     F32,

@@ -258,6 +258,10 @@ pub trait Device: Send {
 
     /// `cpu`, `mlx`.
     fn name(&self) -> &'static str;
+    /// Its arithmetic, which all its kernels share: another word as soon as the bits of what is stored become others, so that nobody restores the old.
+    fn family(&self) -> &'static str {
+        self.name()
+    }
     /// The instruction set or backend in use.
     fn kernel(&self) -> String;
     /// `int8`, `f32`, `bf16` or `f16`.

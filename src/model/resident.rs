@@ -67,8 +67,7 @@ impl<D: Device> Resident<D> {
             digest: *hasher.finalize().as_bytes(),
             device: device.name(),
             kernel: device.kernel(),
-            // All kernels of a device give the same state.
-            family: device.name(),
+            family: device.family(),
             precision: device.precision(),
             identity: device.identity(),
             vocab: shape.vocab,

@@ -92,7 +92,7 @@ fn several_sessions_replay_at_once_each_as_it_does_by_itself() {
     // What a request restores does not depend on who runs beside it, as long as there is room for all; how long it takes does, and what the
     // pseudo-model says, whose vocabulary numbers words in the order in which it meets them.
     let told = |rows: &[Value]| -> Vec<_> {
-        let keys = ["turn", "prompt_tokens", "checkpoint_tokens", "cliff", "cause"];
+        let keys = ["turn", "prompt_tokens", "checkpoint_tokens", "cliff", "cause_kind"];
         rows.iter().map(|row| keys.map(|key| row[key].clone())).collect()
     };
     let both = replay(&["quick", "tools-change"]);

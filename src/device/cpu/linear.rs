@@ -1,7 +1,7 @@
 //! Matrix products: tiles of sixteen outputs against blocks of rows.
 //!
-//! For quantised weights a group of 32 columns gives an exact integer `D` for each plane of activations; the f32 part of an
-//! output is, over groups in ascending order and their planes in order, `acc = fma(D·scale_w, scale_a, acc)` and for affine weights `acc = fma(min_w, scale_a·Σq, acc)`.
+//! For quantised weights a group of 32 columns gives an exact integer `D`; the f32 part of an output is, over groups in ascending order,
+//! `acc = fma(D·scale_w, scale_a, acc)` and for affine weights `acc = fma(min_w, scale_a·Σq, acc)`.
 //! For plain weights it is `acc = fma(w, x, acc)` over columns in ascending order. Nothing else touches an output, so its bits
 //! depend on its row and its weights alone.
 
@@ -14,7 +14,7 @@ use super::kernel::{Kernel, Task};
 use super::memory::Parts;
 use super::pack::{Floats, Matrix, Packed, Weights};
 use super::pool::Pool;
-use super::quantise::{BLOCK, Operands, PLANES, Quantised, Regrouped, blocks};
+use super::quantise::{BLOCK, Operands, Quantised, Regrouped, blocks};
 
 /// Rows of activations a thread holds against a tile before it moves to the next, so that they stay in its L2 cache.
 const ROWS_HELD: usize = 256;
@@ -180,32 +180,28 @@ impl<W: Integers, const AFFINE: bool, const N: usize> Task for PackedBlock<'_, W
     fn run<I: Isa>(self, isa: I) {
         let PackedBlock { product, parameters, tile, row, .. } = self;
         let Quantised { groups, data, scales, corrections } = product.x;
-        let parts = groups * PLANES;
         let span = product.packed.span;
         let tile_bytes = groups * size_of::<W::Group>();
         let weights: &[W::Group] =
             bytemuck::cast_slice(&product.packed.data[tile * tile_bytes..(tile + 1) * tile_bytes]);
-        let (a, _) = data[row * parts * GROUP..(row + N) * parts * GROUP].as_chunks::<GROUP>();
+        let (a, _) = data[row * groups * GROUP..(row + N) * groups * GROUP].as_chunks::<GROUP>();
         let (a, _) = a.as_chunks::<N>();
-        let (s, _) = scales[row * parts..(row + N) * parts].as_chunks::<N>();
-        let (c, _) = corrections[row * parts..(row + N) * parts].as_chunks::<N>();
+        let (s, _) = scales[row * groups..(row + N) * groups].as_chunks::<N>();
+        let (c, _) = corrections[row * groups..(row + N) * groups].as_chunks::<N>();
         let mut sums = [isa.splat(0.0); N];
-        let mut weights = weights.iter();
-        let mut operands = a.iter().zip(s.iter().zip(c));
+        let mut groups = weights.iter().zip(a.iter().zip(s.iter().zip(c)));
         for parameters in parameters.chunks_exact(if AFFINE { 2 } else { 1 }) {
-            for w in weights.by_ref().take(span) {
-                for (a, (s, c)) in operands.by_ref().take(PLANES) {
-                    let dots = W::dot(isa, w, a, if AFFINE { [0; N] } else { *c });
-                    let scale = isa.load(&parameters[0]);
+            for (w, (a, (s, c))) in groups.by_ref().take(span) {
+                let dots = W::dot(isa, w, a, if AFFINE { [0; N] } else { *c });
+                let scale = isa.load(&parameters[0]);
+                for i in 0..N {
+                    let scaled = isa.mul(isa.to_f32(dots[i]), scale);
+                    sums[i] = isa.fma(scaled, isa.splat(s[i]), sums[i]);
+                }
+                if AFFINE {
+                    let min = isa.load(&parameters[1]);
                     for i in 0..N {
-                        let scaled = isa.mul(isa.to_f32(dots[i]), scale);
-                        sums[i] = isa.fma(scaled, isa.splat(s[i]), sums[i]);
-                    }
-                    if AFFINE {
-                        let min = isa.load(&parameters[1]);
-                        for i in 0..N {
-                            sums[i] = isa.fma(min, isa.splat(f32::from_bits(c[i] as u32)), sums[i]);
-                        }
+                        sums[i] = isa.fma(min, isa.splat(f32::from_bits(c[i] as u32)), sums[i]);
                     }
                 }
             }
@@ -233,7 +229,7 @@ trait Integers {
     fn dot<I: Isa, const N: usize>(
         isa: I,
         w: &Self::Group,
-        a: &[[i8; GROUP]; N],
+        a: &[[i16; GROUP]; N],
         init: [i32; N],
     ) -> [I::I; N];
 }
@@ -248,7 +244,7 @@ impl Integers for U4 {
     fn dot<I: Isa, const N: usize>(
         isa: I,
         w: &Self::Group,
-        a: &[[i8; GROUP]; N],
+        a: &[[i16; GROUP]; N],
         init: [i32; N],
     ) -> [I::I; N] {
         isa.dot_u4(w, a, init)
@@ -262,7 +258,7 @@ impl Integers for U8 {
     fn dot<I: Isa, const N: usize>(
         isa: I,
         w: &Self::Group,
-        a: &[[i8; GROUP]; N],
+        a: &[[i16; GROUP]; N],
         init: [i32; N],
     ) -> [I::I; N] {
         isa.dot_u8(w, a, init)

@@ -177,6 +177,10 @@ impl Device for Cpu {
         "cpu"
     }
 
+    fn family(&self) -> &'static str {
+        "cpu, i16 activations"
+    }
+
     fn kernel(&self) -> String {
         self.kernel.to_string()
     }

@@ -1,13 +1,13 @@
-//! Activations as a linear layer takes them: quantised to i8 by groups of 32 columns, or regrouped in f32.
+//! Activations as a linear layer takes them: quantised to i16 by groups of 32 columns, or regrouped in f32.
 //!
-//! A group has two planes: the i8 numbers, and the i8 numbers of what rounding left over, with a scale of their own. That
-//! doubles the integer work of a product and makes its activations as good as exact.
+//! Sixteen bits make activations as good as exact; eight would leave the rest of a group coarse beside a large activation, and a mixture of
+//! experts would route by the rounding. A dot product of a group with weights of eight bits still fits an i32: 32 · 255 · 32767 < 2^31.
 //!
 //! Rows are taken in blocks of 8, the last few in one or two of 1 to 5, and a block's numbers are interleaved so that a kernel reads one stream. How
 //! rows fall into blocks never changes a row's numbers.
 
 use super::encoding::Meaning;
-use super::isa::{GROUP, Isa, LANES};
+use super::isa::{GROUP, Isa, LANES, activation_place};
 use super::kernel::{Kernel, Task};
 use super::memory::{Parts, Scratch, Tally};
 use super::pool::Pool;
@@ -18,9 +18,8 @@ pub(super) const BLOCK: usize = 8;
 /// Groups whose greatest magnitude is below this are zero: its reciprocal must stay finite.
 const TINY: f32 = 1e-30;
 
-/// Planes of a group: some fifteen bits of an activation. One plane would leave the rest of a group coarse beside a large
-/// activation, and a mixture of experts would route by the rounding.
-pub(super) const PLANES: usize = 2;
+/// What the greatest magnitude of a group becomes.
+const GREATEST: f32 = i16::MAX as f32;
 
 /// The blocks of rows `start..end`; `start` must be a multiple of [`BLOCK`].
 #[inline(always)]
@@ -43,20 +42,19 @@ pub(super) fn blocks(start: usize, end: usize) -> impl Iterator<Item = (usize, u
 
 /// Memory for activations, reused.
 pub(super) struct Operands {
-    data: Scratch<i8>,
+    data: Scratch<i16>,
     scales: Scratch<f32>,
     corrections: Scratch<i32>,
     plain: Scratch<f32>,
 }
 
-/// Quantised activations. A block of `n` rows starting at row `r` lies at element `r·groups·planes`·(32 for data) and is
-/// `[group][plane][n]`.
+/// Quantised activations. A block of `n` rows starting at row `r` lies at element `r·groups`·(32 for data) and is `[group][n]`.
 #[derive(Clone, Copy)]
 pub(super) struct Quantised<'a> {
     /// Groups of 32 columns.
     pub(super) groups: usize,
-    /// The integers.
-    pub(super) data: &'a [i8],
+    /// The integers, those of a group where [`activation_place`] says.
+    pub(super) data: &'a [i16],
     /// Their scales.
     pub(super) scales: &'a [f32],
     /// What the weights' zero point or minimum is multiplied by or replaced with: for symmetric weights the i32
@@ -92,10 +90,9 @@ impl Operands {
         pool: &mut Pool,
     ) -> Quantised<'_> {
         let (rows, groups) = (x.len() / cols, cols / GROUP);
-        let parts = groups * PLANES;
-        let data = self.data.take(rows * parts * GROUP);
-        let scales = self.scales.take(rows * parts);
-        let corrections = self.corrections.take(rows * parts);
+        let data = self.data.take(rows * groups * GROUP);
+        let scales = self.scales.take(rows * groups);
+        let corrections = self.corrections.take(rows * groups);
         let (d, s, c) = (Parts::new(&mut *data), Parts::new(&mut *scales), Parts::new(&mut *corrections));
         let chunk = rows_a_task(rows, cols);
         pool.run(rows.div_ceil(chunk), |task| {
@@ -104,9 +101,9 @@ impl Operands {
                 // SAFETY: blocks do not overlap, and every block is done by one task.
                 let (data, scales, corrections) = unsafe {
                     (
-                        d.part(start * parts * GROUP..end * parts * GROUP),
-                        s.part(start * parts..end * parts),
-                        c.part(start * parts..end * parts),
+                        d.part(start * groups * GROUP..end * groups * GROUP),
+                        s.part(start * groups..end * groups),
+                        c.part(start * groups..end * groups),
                     )
                 };
                 let x = &x[start * cols..end * cols];
@@ -143,7 +140,7 @@ struct Quantise<'a> {
     x: &'a [f32],
     rows: usize,
     meaning: Meaning,
-    data: &'a mut [i8],
+    data: &'a mut [i16],
     scales: &'a mut [f32],
     corrections: &'a mut [i32],
 }
@@ -159,13 +156,11 @@ impl Task for Quantise<'_> {
             let (data, _) = self.data.as_chunks_mut::<GROUP>();
             for (group, x) in x.iter().enumerate() {
                 let (halves, _) = x.as_chunks::<LANES>();
-                let mut rest = [isa.load(&halves[0]), isa.load(&halves[1])];
-                for plane in 0..PLANES {
-                    let at = (group * PLANES + plane) * self.rows + row;
-                    let (scale, sum) = quantise_group(isa, &mut rest, &mut data[at]);
-                    self.scales[at] = scale;
-                    self.corrections[at] = correction(self.meaning, scale, sum);
-                }
+                let at = group * self.rows + row;
+                let x = [isa.load(&halves[0]), isa.load(&halves[1])];
+                let (scale, sum) = quantise_group(isa, x, &mut data[at]);
+                self.scales[at] = scale;
+                self.corrections[at] = correction(self.meaning, scale, sum);
             }
         }
     }
@@ -180,23 +175,26 @@ pub(super) fn correction(meaning: Meaning, scale: f32, sum: i32) -> i32 {
     }
 }
 
-/// Quantises a group; gives its scale and the sum of its integers, and leaves what rounding left over.
+/// Quantises a group; gives its scale and the sum of its integers.
 #[inline(always)]
-pub(super) fn quantise_group<I: Isa>(isa: I, x: &mut [I::F; 2], out: &mut [i8; GROUP]) -> (f32, i32) {
+pub(super) fn quantise_group<I: Isa>(isa: I, x: [I::F; 2], out: &mut [i16; GROUP]) -> (f32, i32) {
     let greatest = isa.greatest(isa.max(isa.abs(x[0]), isa.abs(x[1])));
     if !(greatest > TINY && greatest < f32::INFINITY) {
         *out = [0; GROUP];
         return (0.0, 0);
     }
-    let scale = greatest / 127.0;
-    let (factor, less) = (isa.splat(127.0 / greatest), isa.splat(-scale));
-    let (out, _) = out.as_chunks_mut::<LANES>();
-    let mut whole = *x;
-    for i in 0..2 {
-        whole[i] = isa.round(isa.mul(x[i], factor));
-        isa.store_i8(whole[i], &mut out[i]);
-        x[i] = isa.fma(whole[i], less, x[i]);
+    let factor = isa.splat(GREATEST / greatest);
+    let mut in_order = [0; GROUP];
+    let (halves, _) = in_order.as_chunks_mut::<LANES>();
+    let mut sum = isa.splat(0.0);
+    for (x, half) in x.into_iter().zip(halves) {
+        let whole = isa.round(isa.mul(x, factor));
+        isa.store_i16(whole, half);
+        sum = isa.add(sum, whole);
     }
-    // Exact: a sum of 32 integers below 128 in magnitude.
-    (scale, isa.sum(isa.add(whole[0], whole[1])) as i32)
+    for (column, x) in in_order.into_iter().enumerate() {
+        out[activation_place(column)] = x;
+    }
+    // Exact: a sum of 32 integers below 2^15 in magnitude.
+    (greatest / GREATEST, isa.sum(sum) as i32)
 }

@@ -1,4 +1,4 @@
-//! AVX2 with FMA and F16C: a vector is two registers; dot products go through `vpmaddubsw`.
+//! AVX2 with FMA and F16C: a vector is two registers; dot products go through `vpmaddwd`.
 
 use std::arch::x86_64::*;
 
@@ -34,19 +34,20 @@ impl Avx2 {
 /// Lanes 0..8 and 8..16.
 type Pair = [__m256; 2];
 
-/// Four activations as one 32-bit element in every lane.
+/// Two activations as one 32-bit element in every lane.
 #[inline(always)]
-fn quad(_: Avx2, a: &[i8; GROUP], index: usize) -> __m256i {
-    let bytes = [a[4 * index] as u8, a[4 * index + 1] as u8, a[4 * index + 2] as u8, a[4 * index + 3] as u8];
+fn pair(_: Avx2, a: &[i16; GROUP], index: usize) -> __m256i {
+    let [low, high] = [a[2 * index] as u16, a[2 * index + 1] as u16].map(u32::from);
     // SAFETY: the token proves AVX2.
-    unsafe { _mm256_set1_epi32(i32::from_le_bytes(bytes)) }
+    unsafe { _mm256_set1_epi32((low | high << 16) as i32) }
 }
 
 /// The same activations, as far as anyone can tell another array: what both halves of a tile broadcast would otherwise be kept for the second, and
 /// there are fewer registers than that.
 #[inline(always)]
-fn afresh<const N: usize>(a: &[[i8; GROUP]; N]) -> &[[i8; GROUP]; N] {
-    let mut at: *const [[i8; GROUP]; N] = a;
+#[expect(clippy::pointers_in_nomem_asm_block, reason = "nothing is read or written in it")]
+fn afresh<const N: usize>(a: &[[i16; GROUP]; N]) -> &[[i16; GROUP]; N] {
+    let mut at: *const [[i16; GROUP]; N] = a;
     // SAFETY: there is no instruction in it, so the pointer stays what it is: a reference.
     unsafe {
         std::arch::asm!("/* {0} */", inout(reg) at, options(pure, nomem, nostack, preserves_flags));
@@ -60,53 +61,6 @@ fn bytes(_: Avx2, w: &[u8], index: usize) -> __m256i {
     let w = &w[32 * index..32 * (index + 1)];
     // SAFETY: the token proves AVX2; the slice has 32 bytes and the load needs no alignment.
     unsafe { _mm256_loadu_si256(w.as_ptr().cast()) }
-}
-
-/// The low and the high nibble of every byte.
-#[inline(always)]
-fn nibbles(_: Avx2, packed: __m256i) -> (__m256i, __m256i) {
-    // SAFETY: the token proves AVX2.
-    unsafe {
-        let nibble = _mm256_set1_epi8(15);
-        let high = _mm256_and_si256(_mm256_srli_epi16::<4>(packed), nibble);
-        (_mm256_and_si256(packed, nibble), high)
-    }
-}
-
-/// Rows of activations whose two accumulators each for [`dots_u8`] find place in registers beside what they are made of.
-const ROWS_HELD: usize = 4;
-
-/// [`Isa::dot_u8`] of so many rows.
-#[inline(always)]
-fn dots_u8<const N: usize>(
-    isa: Avx2,
-    w: &[u8; U8_GROUP],
-    a: &[[i8; GROUP]; N],
-    init: &[i32; N],
-    sums: &mut [[__m256i; 2]; N],
-) {
-    // SAFETY: the token proves AVX2; nothing here touches memory but through references.
-    unsafe {
-        let (ones, sixteens) = (_mm256_set1_epi16(1), _mm256_set1_epi16(16));
-        for half in 0..2 {
-            let a = afresh(a);
-            // Whole bytes would saturate `vpmaddubsw`, so the nibbles go separately, as in `dot_u4`.
-            let mut narrow = [[_mm256_setzero_si256(); 2]; N];
-            for i in 0..8 {
-                let (low, high) = nibbles(isa, bytes(isa, w, 2 * i + half));
-                for (sum, a) in narrow.iter_mut().zip(a) {
-                    let a = quad(isa, a, i);
-                    sum[0] = _mm256_add_epi16(sum[0], _mm256_maddubs_epi16(low, a));
-                    sum[1] = _mm256_add_epi16(sum[1], _mm256_maddubs_epi16(high, a));
-                }
-            }
-            for ((sum, narrow), init) in sums.iter_mut().zip(narrow).zip(init) {
-                let low = _mm256_madd_epi16(narrow[0], ones);
-                let high = _mm256_madd_epi16(narrow[1], sixteens);
-                sum[half] = _mm256_add_epi32(_mm256_set1_epi32(*init), _mm256_add_epi32(low, high));
-            }
-        }
-    }
 }
 
 /// Applies a two-operand instruction to both halves.
@@ -239,14 +193,14 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    fn store_i8(self, v: Pair, out: &mut [i8; LANES]) {
+    fn store_i16(self, v: Pair, out: &mut [i16; LANES]) {
         let mut wide = [0i32; LANES];
         // SAFETY: `self` proves AVX2; both stores lie in the array and need no alignment.
         unsafe {
             _mm256_storeu_si256(wide.as_mut_ptr().cast(), _mm256_cvtps_epi32(v[0]));
             _mm256_storeu_si256(wide.as_mut_ptr().add(8).cast(), _mm256_cvtps_epi32(v[1]));
         }
-        *out = wide.map(|x| x as i8);
+        *out = wide.map(|x| x as i16);
     }
 
     #[inline(always)]
@@ -259,27 +213,33 @@ impl Isa for Avx2 {
     fn dot_u4<const N: usize>(
         self,
         w: &[u8; U4_GROUP],
-        a: &[[i8; GROUP]; N],
+        a: &[[i16; GROUP]; N],
         init: [i32; N],
     ) -> [[__m256i; 2]; N] {
         // SAFETY: `self` proves AVX2; nothing here touches memory but through references.
         unsafe {
             let mut sums = [[_mm256_setzero_si256(); 2]; N];
-            let ones = _mm256_set1_epi16(1);
+            let nibble = _mm256_set1_epi16(15);
             for half in 0..2 {
                 let a = afresh(a);
-                // A pair of products is at most 2·15·127 = 3810 in magnitude, and a lane takes eight pairs: 30480 fits i16.
-                let mut narrow = [_mm256_setzero_si256(); N];
+                let mut dots = [_mm256_setzero_si256(); N];
                 for i in 0..4 {
-                    let (low, high) = nibbles(self, bytes(self, w, 2 * i + half));
-                    for (sum, a) in narrow.iter_mut().zip(a) {
-                        let low = _mm256_maddubs_epi16(low, quad(self, a, i));
-                        let high = _mm256_maddubs_epi16(high, quad(self, a, i + 4));
-                        *sum = _mm256_add_epi16(*sum, _mm256_add_epi16(low, high));
+                    let packed = bytes(self, w, 2 * i + half);
+                    let weights = [
+                        (_mm256_and_si256(packed, nibble), 2 * i),
+                        (_mm256_and_si256(_mm256_srli_epi16::<8>(packed), nibble), 2 * i + 1),
+                        (_mm256_and_si256(_mm256_srli_epi16::<4>(packed), nibble), 2 * i + 8),
+                        (_mm256_srli_epi16::<12>(packed), 2 * i + 9),
+                    ];
+                    for (weights, columns) in weights {
+                        for (dot, a) in dots.iter_mut().zip(a) {
+                            let products = _mm256_madd_epi16(weights, pair(self, a, columns));
+                            *dot = _mm256_add_epi32(*dot, products);
+                        }
                     }
                 }
-                for ((sum, narrow), init) in sums.iter_mut().zip(narrow).zip(init) {
-                    sum[half] = _mm256_add_epi32(_mm256_set1_epi32(init), _mm256_madd_epi16(narrow, ones));
+                for ((sum, dot), init) in sums.iter_mut().zip(dots).zip(init) {
+                    sum[half] = _mm256_add_epi32(_mm256_set1_epi32(init), dot);
                 }
             }
             sums
@@ -290,20 +250,35 @@ impl Isa for Avx2 {
     fn dot_u8<const N: usize>(
         self,
         w: &[u8; U8_GROUP],
-        a: &[[i8; GROUP]; N],
+        a: &[[i16; GROUP]; N],
         init: [i32; N],
     ) -> [[__m256i; 2]; N] {
-        // SAFETY: `self` proves AVX2.
-        let mut sums = unsafe { [[_mm256_setzero_si256(); 2]; N] };
-        if N == 2 * ROWS_HELD {
-            let (of_a, of_init) = (a.as_chunks().0, init.as_chunks().0);
-            for ((a, init), sums) in of_a.iter().zip(of_init).zip(sums.as_chunks_mut().0) {
-                dots_u8::<ROWS_HELD>(self, w, a, init, sums);
+        // SAFETY: `self` proves AVX2; nothing here touches memory but through references.
+        unsafe {
+            let mut sums = [[_mm256_setzero_si256(); 2]; N];
+            let byte = _mm256_set1_epi16(255);
+            for half in 0..2 {
+                let a = afresh(a);
+                let mut dots = [_mm256_setzero_si256(); N];
+                for i in 0..8 {
+                    let packed = bytes(self, w, 2 * i + half);
+                    let weights = [
+                        (_mm256_and_si256(packed, byte), 2 * i),
+                        (_mm256_srli_epi16::<8>(packed), 2 * i + 1),
+                    ];
+                    for (weights, columns) in weights {
+                        for (dot, a) in dots.iter_mut().zip(a) {
+                            let products = _mm256_madd_epi16(weights, pair(self, a, columns));
+                            *dot = _mm256_add_epi32(*dot, products);
+                        }
+                    }
+                }
+                for ((sum, dot), init) in sums.iter_mut().zip(dots).zip(init) {
+                    sum[half] = _mm256_add_epi32(_mm256_set1_epi32(init), dot);
+                }
             }
-        } else {
-            dots_u8::<N>(self, w, a, &init, &mut sums);
+            sums
         }
-        sums
     }
 
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! AVX-512: a vector is one register, and `vpdpbusd` does sixteen four-way dot products at once.
+//! AVX-512: a vector is one register, and `vpdpwssd` does sixteen two-way dot products at once.
 
 use std::arch::x86_64::*;
 
@@ -33,12 +33,12 @@ impl Avx512 {
     }
 }
 
-/// Four activations as one 32-bit element in every lane.
+/// Two activations as one 32-bit element in every lane.
 #[inline(always)]
-fn quad(_: Avx512, a: &[i8; GROUP], index: usize) -> __m512i {
-    let bytes = [a[4 * index] as u8, a[4 * index + 1] as u8, a[4 * index + 2] as u8, a[4 * index + 3] as u8];
+fn pair(_: Avx512, a: &[i16; GROUP], index: usize) -> __m512i {
+    let [low, high] = [a[2 * index] as u16, a[2 * index + 1] as u16].map(u32::from);
     // SAFETY: the token proves AVX-512F.
-    unsafe { _mm512_set1_epi32(i32::from_le_bytes(bytes)) }
+    unsafe { _mm512_set1_epi32((low | high << 16) as i32) }
 }
 
 /// 64 bytes of a packed group.
@@ -157,11 +157,11 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    fn store_i8(self, v: __m512, out: &mut [i8; LANES]) {
-        // SAFETY: `self` proves AVX-512F; the array has 16 bytes and the store needs no alignment.
+    fn store_i16(self, v: __m512, out: &mut [i16; LANES]) {
+        // SAFETY: `self` proves AVX-512F; the array has 32 bytes and the store needs no alignment.
         unsafe {
-            let low = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v));
-            _mm_storeu_si128(out.as_mut_ptr().cast(), low);
+            let low = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(v));
+            _mm256_storeu_si256(out.as_mut_ptr().cast(), low);
         }
     }
 
@@ -175,22 +175,25 @@ impl Isa for Avx512 {
     fn dot_u4<const N: usize>(
         self,
         w: &[u8; U4_GROUP],
-        a: &[[i8; GROUP]; N],
+        a: &[[i16; GROUP]; N],
         init: [i32; N],
     ) -> [__m512i; N] {
         // SAFETY: `self` proves AVX-512F, BW and VNNI; nothing here touches memory but through references.
         unsafe {
             let mut sums = init.map(|x| _mm512_set1_epi32(x));
-            let nibble = _mm512_set1_epi8(15);
+            let nibble = _mm512_set1_epi16(15);
             for i in 0..4 {
                 let packed = bytes(self, w, i);
-                let low = _mm512_and_si512(packed, nibble);
-                for (sum, a) in sums.iter_mut().zip(a) {
-                    *sum = _mm512_dpbusd_epi32(*sum, low, quad(self, a, i));
-                }
-                let high = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), nibble);
-                for (sum, a) in sums.iter_mut().zip(a) {
-                    *sum = _mm512_dpbusd_epi32(*sum, high, quad(self, a, i + 4));
+                let weights = [
+                    (_mm512_and_si512(packed, nibble), 2 * i),
+                    (_mm512_and_si512(_mm512_srli_epi16::<8>(packed), nibble), 2 * i + 1),
+                    (_mm512_and_si512(_mm512_srli_epi16::<4>(packed), nibble), 2 * i + 8),
+                    (_mm512_srli_epi16::<12>(packed), 2 * i + 9),
+                ];
+                for (weights, columns) in weights {
+                    for (sum, a) in sums.iter_mut().zip(a) {
+                        *sum = _mm512_dpwssd_epi32(*sum, weights, pair(self, a, columns));
+                    }
                 }
             }
             sums
@@ -201,16 +204,21 @@ impl Isa for Avx512 {
     fn dot_u8<const N: usize>(
         self,
         w: &[u8; U8_GROUP],
-        a: &[[i8; GROUP]; N],
+        a: &[[i16; GROUP]; N],
         init: [i32; N],
     ) -> [__m512i; N] {
-        // SAFETY: `self` proves AVX-512F and VNNI; nothing here touches memory but through references.
+        // SAFETY: `self` proves AVX-512F, BW and VNNI; nothing here touches memory but through references.
         unsafe {
             let mut sums = init.map(|x| _mm512_set1_epi32(x));
+            let byte = _mm512_set1_epi16(255);
             for i in 0..8 {
-                let weights = bytes(self, w, i);
-                for (sum, a) in sums.iter_mut().zip(a) {
-                    *sum = _mm512_dpbusd_epi32(*sum, weights, quad(self, a, i));
+                let packed = bytes(self, w, i);
+                let weights =
+                    [(_mm512_and_si512(packed, byte), 2 * i), (_mm512_srli_epi16::<8>(packed), 2 * i + 1)];
+                for (weights, columns) in weights {
+                    for (sum, a) in sums.iter_mut().zip(a) {
+                        *sum = _mm512_dpwssd_epi32(*sum, weights, pair(self, a, columns));
+                    }
                 }
             }
             sums

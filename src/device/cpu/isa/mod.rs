@@ -90,17 +90,26 @@ pub(super) trait Isa: Copy + Send + Sync {
     fn scale_by_exponent(self, v: Self::F, shifted: Self::F) -> Self::F;
     /// The nearest integer, ties to even.
     fn round(self, v: Self::F) -> Self::F;
-    /// Rounds to the nearest integer, ties to even, and keeps the low byte. Lanes must be within ±127.5 or NaN (which gives 0).
-    fn store_i8(self, v: Self::F, out: &mut [i8; LANES]);
+    /// Rounds to the nearest integer, ties to even, and keeps the low half. Lanes must be within ±32767.5 or NaN (which gives 0).
+    fn store_i16(self, v: Self::F, out: &mut [i16; LANES]);
 
-    /// Integers as f32; exact up to 2^24.
+    /// Integers as f32, to the nearest, ties to even.
     fn to_f32(self, v: Self::I) -> Self::F;
-    /// For each of `N` activation rows: `init + Σ weight·activation` over one group, sixteen weight rows at once, 4-bit weights.
-    fn dot_u4<const N: usize>(self, w: &[u8; U4_GROUP], a: &[[i8; GROUP]; N], init: [i32; N])
-    -> [Self::I; N];
+    /// For each of `N` activation rows: `init + Σ weight·activation` over one group, sixteen weight rows at once, 4-bit weights. Activations are
+    /// where [`activation_place`] says. Exact while it and all of its parts are in the range of an i32.
+    fn dot_u4<const N: usize>(
+        self,
+        w: &[u8; U4_GROUP],
+        a: &[[i16; GROUP]; N],
+        init: [i32; N],
+    ) -> [Self::I; N];
     /// The same for 8-bit weights.
-    fn dot_u8<const N: usize>(self, w: &[u8; U8_GROUP], a: &[[i8; GROUP]; N], init: [i32; N])
-    -> [Self::I; N];
+    fn dot_u8<const N: usize>(
+        self,
+        w: &[u8; U8_GROUP],
+        a: &[[i16; GROUP]; N],
+        init: [i32; N],
+    ) -> [Self::I; N];
 
     /// Sum of the lanes, in the fixed order of a halving tree: lane `i` takes lane `i + 8`, then `i + 4`, `i + 2` and `i + 1`.
     fn sum(self, v: Self::F) -> f32;
@@ -110,7 +119,7 @@ pub(super) trait Isa: Copy + Send + Sync {
 
 /// Where the weight of row `row`, column `column` of a group lies in a packed 4-bit group: byte, and whether it is the high
 /// nibble. Byte `64·i + 4·row + j` holds column `4·i + j` low and column `16 + 4·i + j` high, so that one load
-/// gives two operands of a four-way dot product.
+/// gives four operands of a two-way dot product: bytes 0 and 2 of every lane, and 1 and 3, low and high.
 #[inline(always)]
 pub(super) fn u4_place(row: usize, column: usize) -> (usize, bool) {
     let half = column % 16;
@@ -121,4 +130,11 @@ pub(super) fn u4_place(row: usize, column: usize) -> (usize, bool) {
 #[inline(always)]
 pub(super) fn u8_place(row: usize, column: usize) -> usize {
     64 * (column / 4) + 4 * row + column % 4
+}
+
+/// Where the activation of a column lies in a group: columns 0, 2, 1 and 3 of four, so that those that meet in a lane's two halves when the even or
+/// the odd bytes of weights are taken lie side by side.
+#[inline(always)]
+pub(super) fn activation_place(column: usize) -> usize {
+    column / 4 * 4 + [0, 2, 1, 3][column % 4]
 }

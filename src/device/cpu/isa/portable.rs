@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 
 use super::super::kernel::Task;
-use super::{GROUP, Isa, LANES, U4_GROUP, U8_GROUP, u4_place, u8_place};
+use super::{GROUP, Isa, LANES, U4_GROUP, U8_GROUP, activation_place, u4_place, u8_place};
 
 /// Arrays and loops; every processor has them.
 #[derive(Clone, Copy)]
@@ -111,8 +111,8 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
-    fn store_i8(self, v: Self::F, out: &mut [i8; LANES]) {
-        *out = v.map(|x| x.round_ties_even() as i32 as i8);
+    fn store_i16(self, v: Self::F, out: &mut [i16; LANES]) {
+        *out = v.map(|x| x.round_ties_even() as i32 as i16);
     }
 
     #[inline(always)]
@@ -124,16 +124,16 @@ impl Isa for Portable {
     fn dot_u4<const N: usize>(
         self,
         w: &[u8; U4_GROUP],
-        a: &[[i8; GROUP]; N],
+        a: &[[i16; GROUP]; N],
         init: [i32; N],
     ) -> [Self::I; N] {
         let mut sums = init.map(|x| [x; LANES]);
         for column in 0..GROUP / 2 {
+            let (low, high) = (activation_place(column), activation_place(column + GROUP / 2));
             for row in 0..LANES {
                 let byte = i32::from(w[u4_place(row, column).0]);
                 for (sum, a) in sums.iter_mut().zip(a) {
-                    sum[row] +=
-                        (byte & 15) * i32::from(a[column]) + (byte >> 4) * i32::from(a[column + GROUP / 2]);
+                    sum[row] += (byte & 15) * i32::from(a[low]) + (byte >> 4) * i32::from(a[high]);
                 }
             }
         }
@@ -144,15 +144,16 @@ impl Isa for Portable {
     fn dot_u8<const N: usize>(
         self,
         w: &[u8; U8_GROUP],
-        a: &[[i8; GROUP]; N],
+        a: &[[i16; GROUP]; N],
         init: [i32; N],
     ) -> [Self::I; N] {
         let mut sums = init.map(|x| [x; LANES]);
         for column in 0..GROUP {
+            let place = activation_place(column);
             for row in 0..LANES {
                 let weight = i32::from(w[u8_place(row, column)]);
                 for (sum, a) in sums.iter_mut().zip(a) {
-                    sum[row] += weight * i32::from(a[column]);
+                    sum[row] += weight * i32::from(a[place]);
                 }
             }
         }

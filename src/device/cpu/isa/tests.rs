@@ -20,7 +20,7 @@ struct Inputs {
     keep: usize,
     u4: Vec<u8>,
     u8: Vec<u8>,
-    activations: Vec<[i8; GROUP]>,
+    activations: Vec<[i16; GROUP]>,
     init: [i32; MOST_ROWS],
 }
 
@@ -62,9 +62,9 @@ impl Task for Everything<'_> {
             isa.store(v, &mut out);
             bits.extend(out.map(f32::to_bits));
         }
-        let mut bytes = [0; LANES];
-        isa.store_i8(small, &mut bytes);
-        bits.extend(bytes.map(|x| x as u32));
+        let mut whole = [0; LANES];
+        isa.store_i16(isa.mul(small, isa.splat(257.0)), &mut whole);
+        bits.extend(whole.map(|x| x as u32));
         bits.extend([isa.sum(a), isa.greatest(a)].map(f32::to_bits));
         bits
     }
@@ -92,7 +92,7 @@ prop_compose! {
         keep in 0usize..20,
         u4 in proptest::collection::vec(any::<u8>(), U4_GROUP),
         u8 in proptest::collection::vec(any::<u8>(), U8_GROUP),
-        activations in proptest::collection::vec(proptest::array::uniform32(-127i8..=127), MOST_ROWS),
+        activations in proptest::collection::vec(proptest::array::uniform32(-i16::MAX..=i16::MAX), MOST_ROWS),
         init in proptest::array::uniform8(-100_000i32..100_000),
     ) -> Inputs {
         Inputs { a, b, c, small, halves, keep, u4, u8, activations, init }
@@ -111,7 +111,7 @@ proptest! {
 
 #[test]
 fn extreme_dot_products_are_exact() {
-    for (weight, activation) in [(0xff, 127), (0xff, -127), (0x88, -127), (0x0f, 127)] {
+    for (weight, activation) in [(0xff, i16::MAX), (0xff, -i16::MAX), (0x88, -i16::MAX), (0x0f, i16::MAX)] {
         let inputs = Inputs {
             a: [1.0; LANES],
             b: [1.0; LANES],
