@@ -30,7 +30,7 @@ pub(in crate::cli) const EXAMPLES: &[Example] = &[
     ("escarp bench recovery", "the bundled pair: four lanes, the grid, and how long requests wait"),
     ("escarp bench recovery --parts lanes --repeat 5", "the four lanes only, medians of five"),
     (
-        "escarp bench recovery --parts grid --idle 0.5,2 --slice 512 --grain 1,4,16 --budget 100 --json",
+        "escarp bench recovery --parts grid --idle 0.5,2 --slice 128 --grain 1,4,16 --budget 100 --json",
         "a part of the grid, as JSON",
     ),
     ("escarp bench recovery --parts delay --arrivals 200", "200 arrivals of either kind"),
@@ -56,7 +56,7 @@ pub(in crate::cli) struct Options {
     #[arg(long, value_name = "S,S", value_delimiter = ',', default_value = "0,1,5")]
     idle: Vec<f64>,
     /// Tokens of a slice, in the grid
-    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "256,512,1024", value_parser = super::positive())]
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "64,128,256", value_parser = super::positive())]
     slice: Vec<usize>,
     /// Blocks that a request adopts at a time, in the grid
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,4", value_parser = super::positive())]

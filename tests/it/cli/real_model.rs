@@ -86,7 +86,8 @@ fn every_bundled_session_replays_on_smollm2_as_far_as_its_context_reaches() {
     else {
         return;
     };
-    for name in names().filter(|name| *name != "growing") {
+    // `cliff` is 62 requests about snapshots, of which this model has none.
+    for name in names().filter(|name| !["growing", "cliff"].contains(name)) {
         let (rows, said) = replay(&["--model", &model], name);
         let longest = rows.iter().map(|row| number(row, "prompt_tokens")).max().unwrap();
         assert!(longest < CONTEXT, "{name}");
