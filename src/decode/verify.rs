@@ -87,7 +87,9 @@ mod tests {
         let mut known = vec![7];
         let mut sampler = Sampler::new(Sampling::default());
         let ends = |known: &[u32]| known.last() == Some(&stop);
-        let result = verify(&mut sampler, &rows(target), VOCAB, &draft, &mut known, &mut Vec::new(), ends);
+        let mut margins = Vec::new();
+        let result = verify(&mut sampler, &rows(target), VOCAB, &draft, &mut known, &mut margins, ends);
+        assert_eq!(margins, vec![5.0; result.tokens], "one for every token added");
         (known[1..].to_vec(), result)
     }
 

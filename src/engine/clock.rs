@@ -105,8 +105,8 @@ impl Clock {
     }
 }
 
-/// Pieces of the engine's own work that follow one another. Looking at real time costs as much as choosing a token, so each piece ends with the
-/// look that the next one begins with.
+/// Pieces of the engine's own work that follow one another. Looking at real time costs tens of nanoseconds, of about a microsecond that a step takes
+/// for each of many sequences, so each piece ends with the look that the next one begins with.
 pub struct Laps(Instant);
 
 impl Laps {

@@ -280,7 +280,7 @@ impl Scheduler<'_> {
     ) -> Result<Forward, DeviceError> {
         let parts: Vec<SpanParts<'_>> =
             work.iter().map(|w| SpanParts::of(&self.running[w.sequence], w)).collect();
-        // The pages of all spans in one list: with many sequences a list for each is most of what a step allocates.
+        // The pages of all spans in one list, rather than a list for each of many sequences.
         let of_span = |w: &Work| self.running[w.sequence].pages.iter().map(|page| page.id());
         let pages: Vec<PageId> = work.iter().flat_map(of_span).collect();
         let mut pages = &pages[..];

@@ -10,6 +10,10 @@ use crate::config::Override;
 use crate::event::RunFacts;
 use crate::recovery::job::Mode;
 
+/// The places of a cell's lanes.
+const SPARSE: usize = 0;
+const RECOVERING: usize = 1;
+
 /// All cells, in the order of the options: gaps, then slices, grains, budgets.
 #[derive(Debug, Serialize)]
 pub(super) struct Grid {
@@ -31,7 +35,7 @@ pub(super) struct GridCell {
     pub(super) budget_pct: f64,
     /// Time to the first token, summed over the requests, seconds.
     pub(super) ttft_sum_s: Option<f64>,
-    /// The same of the sparse lane without recovery at this gap.
+    /// The same of the sparse lane without recovery that ran beside it.
     pub(super) sparse_ttft_sum_s: Option<f64>,
     /// Of the last request's whole blocks, tokens that were restorable when it had ended.
     pub(super) committed_tokens: Option<u64>,
@@ -53,7 +57,8 @@ pub(super) struct GridCell {
     pub(super) net_return_s: Option<f64>,
 }
 
-/// Runs every cell, and the sparse lane once a gap.
+/// Runs every cell, turn by turn beside the sparse lane without recovery: a machine that others share drifts between two runs by more than what
+/// the cells differ by.
 pub(super) fn measure(
     ground: &Ground<'_>,
     progress: &mut Progress,
@@ -63,13 +68,6 @@ pub(super) fn measure(
     let of_gap = options.slice.len() * options.grain.len() * options.budget.len();
     let (mut cells, mut block_tokens) = (Vec::new(), None);
     for idle in options.idle.iter().copied() {
-        let sparse = [ground.config(&LaneSpec::sparse(), gap(idle))?];
-        let sparse = race(&sparse, &ground.session, 1, |run| {
-            progress.show(|| format!("a gap of {idle} s without recovery, {}", position(run)));
-        })?;
-        let sparse_ttft_sum_s = super::lanes::totals(&sparse)[0].ttft_sum_s.map(|sum| sum.median);
-        block_tokens = sparse.ledger_of(0, 0).and_then(|ledger| ledger.run()).map(|run| run.block_tokens);
-        *facts = facts.take().or_else(|| sparse.ledger_of(0, 0).and_then(|ledger| ledger.run()).cloned());
         for (slice, grain, budget) in combinations(&options.slice, &options.grain, &options.budget) {
             let set = |key: &str, value: i64| Override::new("bench recovery", key, value);
             let mut further = gap(idle);
@@ -78,10 +76,11 @@ pub(super) fn measure(
                 set("recovery.adoption_blocks", grain as i64),
                 Override::new("bench recovery", "recovery.budget_pct", budget),
             ]);
-            let lane = [ground.config(&LaneSpec::recovering(Mode::Progressive), further)?];
+            let [sparse, recovering] = [LaneSpec::sparse(), LaneSpec::recovering(Mode::Progressive)];
+            let lanes = [ground.config(&sparse, gap(idle))?, ground.config(&recovering, further)?];
             let done = cells.len();
             let of = of_gap * options.idle.len();
-            let run = race(&lane, &ground.session, 1, |run| {
+            let run = race(&lanes, &ground.session, 1, |run| {
                 progress.show(|| format!("cell {} of {of}, {}", done + 1, position(run)));
             })?;
             let mut cell = GridCell {
@@ -89,10 +88,12 @@ pub(super) fn measure(
                 slice_tokens: slice as u64,
                 adoption_blocks: grain as u64,
                 budget_pct: budget,
-                sparse_ttft_sum_s,
                 ..GridCell::default()
             };
             cell.fill(&run);
+            let told = run.ledger_of(0, SPARSE).and_then(|ledger| ledger.run());
+            block_tokens = told.map(|run| run.block_tokens);
+            *facts = facts.take().or_else(|| told.cloned());
             cells.push(cell);
         }
     }
@@ -132,17 +133,18 @@ impl Default for GridCell {
 }
 
 impl GridCell {
-    /// What the run of its lane told.
+    /// What the run of its lanes told.
     fn fill(&mut self, run: &crate::compare::Comparison) {
-        let total = super::lanes::totals(run).swap_remove(0);
-        self.ttft_sum_s = total.ttft_sum_s.map(|sum| sum.median);
-        if let Some(recovery) = total.recovery {
+        let totals = super::lanes::totals(run);
+        let ttft_sum_s = |lane: usize| totals[lane].ttft_sum_s.map(|sum| sum.median);
+        (self.sparse_ttft_sum_s, self.ttft_sum_s) = (ttft_sum_s(SPARSE), ttft_sum_s(RECOVERING));
+        if let Some(recovery) = &totals[RECOVERING].recovery {
             (self.committed_tokens, self.target_tokens) = (recovery.committed_tokens, recovery.target_tokens);
             self.publications = recovery.publications_sum;
             self.service_s = recovery.service_sum_s.map_or(0.0, |sum| sum.median);
             self.idle_used = recovery.idle_used;
         }
-        if let Some(ledger) = run.ledger_of(0, 0) {
+        if let Some(ledger) = run.ledger_of(0, RECOVERING) {
             let collisions = ledger.recovery().collisions();
             self.collisions = collisions.len() as u64;
             self.worst_delay_s = collisions.iter().map(|c| c.delayed.seconds()).max_by(f64::total_cmp);

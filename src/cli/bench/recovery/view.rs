@@ -160,7 +160,7 @@ fn grid(grid: &Grid) -> String {
     });
     let blocks = blocks.unwrap_or_default();
     format!(
-        "Grid: block by block, one run a cell; against the sparse lane without recovery at the same gap{blocks}\n\n{table}\n\
+        "Grid: block by block, one run a cell, turn by turn beside the sparse lane without recovery{blocks}\n\n{table}\n\
          `of all` is recovery's service as a share of all time, which the budget caps, `of idle` as a share of the gaps; `waited` counts requests that found a \
          slice in their way; `net` is what requests took less than in the sparse lane, less the service\n"
     )

@@ -63,6 +63,24 @@ fn bytes(_: Avx2, w: &[u8], index: usize) -> __m256i {
     unsafe { _mm256_loadu_si256(w.as_ptr().cast()) }
 }
 
+/// Adds to every row's sums the products of its pair `index` of activations with weights, sixteen bits each.
+#[inline(always)]
+fn add_products<const N: usize>(
+    isa: Avx2,
+    dots: &mut [__m256i; N],
+    weights: __m256i,
+    a: &[[i16; GROUP]; N],
+    index: usize,
+) {
+    for (dot, a) in dots.iter_mut().zip(a) {
+        // SAFETY: the token proves AVX2.
+        unsafe {
+            let products = _mm256_madd_epi16(weights, pair(isa, a, index));
+            *dot = _mm256_add_epi32(*dot, products);
+        }
+    }
+}
+
 /// Applies a two-operand instruction to both halves.
 macro_rules! both {
     ($f:ident, $a:expr, $b:expr) => {{
@@ -231,11 +249,8 @@ impl Isa for Avx2 {
                         (_mm256_and_si256(_mm256_srli_epi16::<4>(packed), nibble), 2 * i + 8),
                         (_mm256_srli_epi16::<12>(packed), 2 * i + 9),
                     ];
-                    for (weights, columns) in weights {
-                        for (dot, a) in dots.iter_mut().zip(a) {
-                            let products = _mm256_madd_epi16(weights, pair(self, a, columns));
-                            *dot = _mm256_add_epi32(*dot, products);
-                        }
+                    for (weights, index) in weights {
+                        add_products(self, &mut dots, weights, a, index);
                     }
                 }
                 for ((sum, dot), init) in sums.iter_mut().zip(dots).zip(init) {
@@ -266,11 +281,8 @@ impl Isa for Avx2 {
                         (_mm256_and_si256(packed, byte), 2 * i),
                         (_mm256_srli_epi16::<8>(packed), 2 * i + 1),
                     ];
-                    for (weights, columns) in weights {
-                        for (dot, a) in dots.iter_mut().zip(a) {
-                            let products = _mm256_madd_epi16(weights, pair(self, a, columns));
-                            *dot = _mm256_add_epi32(*dot, products);
-                        }
+                    for (weights, index) in weights {
+                        add_products(self, &mut dots, weights, a, index);
                     }
                 }
                 for ((sum, dot), init) in sums.iter_mut().zip(dots).zip(init) {

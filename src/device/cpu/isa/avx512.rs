@@ -41,6 +41,21 @@ fn pair(_: Avx512, a: &[i16; GROUP], index: usize) -> __m512i {
     unsafe { _mm512_set1_epi32((low | high << 16) as i32) }
 }
 
+/// Adds to every row's sums the products of its pair `index` of activations with weights, sixteen bits each.
+#[inline(always)]
+fn add_products<const N: usize>(
+    isa: Avx512,
+    sums: &mut [__m512i; N],
+    weights: __m512i,
+    a: &[[i16; GROUP]; N],
+    index: usize,
+) {
+    for (sum, a) in sums.iter_mut().zip(a) {
+        // SAFETY: the token proves AVX-512 VNNI.
+        unsafe { *sum = _mm512_dpwssd_epi32(*sum, weights, pair(isa, a, index)) };
+    }
+}
+
 /// 64 bytes of a packed group.
 #[inline(always)]
 fn bytes(_: Avx512, w: &[u8], index: usize) -> __m512i {
@@ -190,10 +205,8 @@ impl Isa for Avx512 {
                     (_mm512_and_si512(_mm512_srli_epi16::<4>(packed), nibble), 2 * i + 8),
                     (_mm512_srli_epi16::<12>(packed), 2 * i + 9),
                 ];
-                for (weights, columns) in weights {
-                    for (sum, a) in sums.iter_mut().zip(a) {
-                        *sum = _mm512_dpwssd_epi32(*sum, weights, pair(self, a, columns));
-                    }
+                for (weights, index) in weights {
+                    add_products(self, &mut sums, weights, a, index);
                 }
             }
             sums
@@ -215,10 +228,8 @@ impl Isa for Avx512 {
                 let packed = bytes(self, w, i);
                 let weights =
                     [(_mm512_and_si512(packed, byte), 2 * i), (_mm512_srli_epi16::<8>(packed), 2 * i + 1)];
-                for (weights, columns) in weights {
-                    for (sum, a) in sums.iter_mut().zip(a) {
-                        *sum = _mm512_dpwssd_epi32(*sum, weights, pair(self, a, columns));
-                    }
+                for (weights, index) in weights {
+                    add_products(self, &mut sums, weights, a, index);
                 }
             }
             sums
